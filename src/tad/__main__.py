@@ -1,0 +1,3 @@
+from tad.cli import main
+
+main()

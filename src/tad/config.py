@@ -1,0 +1,128 @@
+"""Typed recipes: a YAML file, checked against a schema, with dotted overrides from the command line.
+
+A schema is a subclass of `Recipe`. Unknown keys, wrong types and missing files are one-line errors that name the
+field and the fix. This module knows no particular recipe: each room declares its own schema.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from tad.errors import TadError
+
+BUNDLED = Path(__file__).parent / "recipes"
+
+
+class Recipe(BaseModel):
+    """A section of a recipe, or a whole one. Unknown keys are refused; values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+def _must_exist(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError(f"no such file or directory: {path}")
+    return path
+
+
+ExistingPath = Annotated[Path, AfterValidator(_must_exist)]
+"""A path that must be there when the recipe is read."""
+
+R = TypeVar("R", bound=Recipe)
+
+
+def load_recipe(schema: type[R], source: str | Path, overrides: Iterable[str] = ()) -> R:
+    """Read a recipe: `source` is a file, or the name of a bundled one; `overrides` are `section.field=value`."""
+    path = find_recipe(source)
+    values = _read_yaml(path)
+    for override in overrides:
+        _apply(values, override)
+    return parse_recipe(schema, values, where=str(path))
+
+
+def parse_recipe(schema: type[R], values: dict[str, Any], where: str = "recipe") -> R:
+    """Check plain values against a schema; the first problem found becomes the error."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+        if problem["type"] == "extra_forbidden":
+            raise TadError(f"{where}: unknown key '{field}'{_suggest(schema, problem['loc'])}") from None
+        if problem["type"] == "missing":
+            raise TadError(f"{where}: '{field}' is missing; add it to the recipe or pass {field}=VALUE") from None
+        message = problem["msg"].removeprefix("Value error, ")
+        raise TadError(f"{where}: '{field}': {message} (got {problem['input']!r})") from None
+
+
+def find_recipe(source: str | Path) -> Path:
+    """A file as given, else a bundled recipe of that name."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    bundled = BUNDLED / f"{path.name.removesuffix('.yaml')}.yaml"
+    if len(path.parts) == 1 and bundled.is_file():
+        return bundled
+    names = sorted(recipe.stem for recipe in BUNDLED.glob("*.yaml"))
+    listing = f"; bundled recipes: {', '.join(names)}" if names else ""
+    raise TadError(f"no recipe '{source}': not a file and not a bundled name{listing}")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise TadError(f"{path}:{line} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except UnicodeDecodeError:
+        raise TadError(f"{path}: is not a UTF-8 text file") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise TadError(f"{path}: a recipe is a mapping of keys to values, this is a {type(values).__name__}")
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place. The value is read as YAML, so numbers, lists and null work."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise TadError(f"override '{override}' should look like section.field=value")
+    *sections, field = key.split(".")
+    target = values
+    for name in sections:
+        inner = target.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise TadError(f"override '{override}': '{name}' is a value, not a section")
+        target = inner
+    try:
+        target[field] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        target[field] = text
+
+
+def _suggest(schema: type[Recipe], loc: tuple[int | str, ...]) -> str:
+    """'; did you mean x?' for a key that is nearly right, else the keys that exist there."""
+    fields: dict[str, Any] = dict(schema.model_fields)
+    for part in loc[:-1]:
+        inner = _schema_of(getattr(fields.get(str(part)), "annotation", None))
+        fields = dict(inner.model_fields) if inner else {}
+    close = difflib.get_close_matches(str(loc[-1]), fields, n=1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known keys here: {', '.join(sorted(fields))}" if fields else ""
+
+
+def _schema_of(annotation: Any) -> type[BaseModel] | None:
+    """The recipe section inside an annotation such as `Section` or `Section | None`."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
