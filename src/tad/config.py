@@ -56,7 +56,9 @@ def parse_recipe(schema: type[R], values: dict[str, Any], where: str = "recipe")
         if problem["type"] == "extra_forbidden":
             raise TadError(f"{where}: unknown key '{field}'{_suggest(schema, problem['loc'])}") from None
         if problem["type"] == "missing":
-            raise TadError(f"{where}: '{field}' is missing; add it to the recipe or pass {field}=VALUE") from None
+            raise TadError(
+                f"{where}: '{field}' is missing; add it to the recipe or pass {field}=VALUE"
+            ) from None
         message = problem["msg"].removeprefix("Value error, ")
         raise TadError(f"{where}: '{field}': {message} (got {problem['input']!r})") from None
 
@@ -80,7 +82,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise TadError(f"{path}:{line} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise TadError(
+            f"{path}:{line} is not valid YAML: {getattr(error, 'problem', None) or error}"
+        ) from None
     except UnicodeDecodeError:
         raise TadError(f"{path}: is not a UTF-8 text file") from None
     if values is None:

@@ -1,0 +1,35 @@
+"""What predicts: one transformer and the two families, as Hugging Face models under their released names."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from tad.models.attention import AttentionRule
+from tad.models.cache import KVCache
+from tad.models.dream import DreamConfig, DreamModel
+from tad.models.family import DREAM, FAMILIES, LLADA, Family, family_of
+from tad.models.llada import LLaDAConfig, LLaDAModelLM
+from tad.models.lm import LM, SpecialTokens, load
+from tad.models.transformer import DiffusionOutput, MaskedDiffusionModel
+
+__all__ = [
+    "DREAM",
+    "FAMILIES",
+    "LLADA",
+    "LM",
+    "AttentionRule",
+    "DiffusionOutput",
+    "DreamConfig",
+    "DreamModel",
+    "Family",
+    "KVCache",
+    "LLaDAConfig",
+    "LLaDAModelLM",
+    "MaskedDiffusionModel",
+    "SpecialTokens",
+    "family_of",
+    "load",
+]
+
+for _family in FAMILIES.values():
+    AutoConfig.register(_family.model_type, _family.config_class, exist_ok=True)
+    AutoModel.register(_family.config_class, _family.model_class, exist_ok=True)
+    AutoModelForCausalLM.register(_family.config_class, _family.model_class, exist_ok=True)

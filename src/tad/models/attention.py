@@ -1,0 +1,91 @@
+"""Who sees whom: the attention rules of masked-diffusion models, and the one function that applies them.
+
+A rule is about *columns*, the positions of a row's canvas. Without a cache the queries are all columns; with one
+they are the columns fed (`at`) and the keys are every column of the cache. Causal attention does not occur here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """Full attention by default; `keys` hides padding, `blocks` makes it block-causal. Both may be given."""
+
+    keys: Tensor | None = None  # [batch, columns] bool, True where the column is real
+    blocks: Tensor | None = None  # [batch, columns] int: a query sees its own block and the earlier ones
+
+    @classmethod
+    def full(cls) -> AttentionRule:
+        """Every position sees every position."""
+        return cls()
+
+    @classmethod
+    def padded(cls, keys: Tensor) -> AttentionRule:
+        """Nobody sees padding; left and right padding are the same to this rule."""
+        return cls(keys=keys.bool())
+
+    @classmethod
+    def block_causal(cls, blocks: Tensor, keys: Tensor | None = None) -> AttentionRule:
+        """A position sees its own block and every earlier one."""
+        return cls(keys=None if keys is None else keys.bool(), blocks=blocks)
+
+    def mask(self, at: Tensor | slice | None = None) -> Tensor | None:
+        """[batch, 1, queries, columns] bool, True where a query sees a key; None where all see all."""
+        if self.blocks is None:
+            return None if self.keys is None else self.keys[:, None, None, :]
+        seen = self.blocks[:, None, :] <= _columns(self.blocks, at)[:, :, None]
+        if self.keys is not None:
+            seen = seen & self.keys[:, None, :]
+        return seen[:, None]
+
+    def flex_mask(self, queries: int, columns: int, at: Tensor | slice | None, device: torch.device) -> Any:
+        """The same rule as a FlexAttention block mask, which skips the tiles nobody sees."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        keys, blocks = self.keys, self.blocks
+        asking = None if blocks is None else _columns(blocks, at)
+
+        def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            seen = query >= 0
+            if blocks is not None and asking is not None:
+                seen = seen & (blocks[row, key] <= asking[row, query])
+            if keys is not None:
+                seen = seen & keys[row, key]
+            return seen
+
+        given = keys if keys is not None else blocks
+        batch = None if given is None else given.shape[0]
+        return create_block_mask(visible, batch, None, queries, columns, device=str(device))
+
+
+def _columns(per_column: Tensor, at: Tensor | slice | None) -> Tensor:
+    """The entries of [batch, columns] at the fed columns. Scrap entries (-1) read the last column."""
+    if at is None:
+        return per_column
+    if isinstance(at, slice):
+        return per_column[:, at]
+    return per_column.gather(1, at % per_column.shape[1])
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    """Softmax attention. query [batch, heads, queries, dim]; key, value [batch, kv_heads, columns, dim].
+
+    `mask` is what `AttentionRule.mask` or `.flex_mask` gave. Grouped key heads are repeated, as the original
+    code does, except for FlexAttention, which groups them itself.
+    """
+    if mask is not None and not isinstance(mask, Tensor):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        out = flex_attention(query, key, value, block_mask=mask, enable_gqa=key.shape[1] != query.shape[1])
+        return out if isinstance(out, Tensor) else out[0]
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)

@@ -1,0 +1,59 @@
+"""Keys and values of a whole canvas in preallocated buffers, one slot per column.
+
+A forward writes the columns it is fed and attends to all of them; a column that is not fed keeps what the last
+forward that fed it wrote. That single behaviour serves every published cache: prefix (feed from the block on),
+dual (feed the block), delayed (feed from the first unfrozen column), block-causal. Which columns to feed is the
+decoder's business. Keys are stored after rotation by their own position, so the layout of the buffer is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """`at` is a slice (all rows feed the same columns) or [batch, n] columns, where -1 is written to a scrap slot."""
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        kv_heads: int,
+        columns: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str | Sequence[torch.device],
+    ) -> None:
+        devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
+        shape = (batch, kv_heads, columns + 1, head_dim)  # the last slot is scrap
+        self.columns = columns
+        self.keys = [torch.zeros(shape, dtype=dtype, device=where) for where in devices]
+        self.values = [torch.zeros(shape, dtype=dtype, device=where) for where in devices]
+
+    @property
+    def batch(self) -> int:
+        return self.keys[0].shape[0]
+
+    def write(self, layer: int, at: Tensor | slice, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store key and value [batch, kv_heads, n, head_dim] at their columns; return all columns' keys and values."""
+        keys, values = self.keys[layer], self.values[layer]
+        if isinstance(at, slice):
+            keys[:, :, at], values[:, :, at] = key, value
+        else:
+            slots = (at % (self.columns + 1))[:, None, :, None].expand_as(key).to(keys.device)
+            keys.scatter_(2, slots, key)
+            values.scatter_(2, slots, value)
+        return keys[:, :, : self.columns], values[:, :, : self.columns]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (indices); used when finished rows leave a batch."""
+        self.keys = [keys.index_select(0, rows.to(keys.device)) for keys in self.keys]
+        self.values = [values.index_select(0, rows.to(values.device)) for values in self.values]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the buffers hold."""
+        return sum(part.numel() * part.element_size() for part in (*self.keys, *self.values))

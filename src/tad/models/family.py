@@ -1,0 +1,92 @@
+"""What makes LLaDA LLaDA and Dream Dream: the facts the rest of the package asks for, so that it never asks which.
+
+Special token ids and shapes are not here: they come from the checkpoint's own directory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tad.errors import TadError
+from tad.models.dream import DreamConfig, DreamModel
+from tad.models.llada import LLaDAConfig, LLaDAModelLM
+from tad.models.transformer import MaskedDiffusionModel, Names
+
+# Rendered text: <bos><header>role</header>\n\ncontent<eot>..., then the assistant's header.
+_LLADA_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if loop.first and bos_token %}{{ bos_token }}{% endif %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + (message['content'] | trim) + '<|eot_id|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+# ChatML, with the default system turn where the conversation has none.
+_DREAM_TEMPLATE = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}"
+    "{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The facts of one family."""
+
+    name: str
+    config_class: type[Any]
+    model_class: type[MaskedDiffusionModel]
+    shift: int  # the logits for position i are the output of position i - shift
+    mask_text: str  # how the tokenizer writes these, where the config does not give the id
+    end_of_turn_text: str
+    chat_template: str  # used where the directory has none
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config_class.model_type)
+
+    @property
+    def names(self) -> Names:
+        return self.model_class.names
+
+    @property
+    def lora_targets(self) -> str:
+        """A pattern for all seven projections of every layer, and not for LLaDA's head, also called ff_out."""
+        layers = re.escape(self.names.layers.rpartition(".")[2])
+        parts = "|".join(re.escape(name) for name in self.names.projections)
+        return rf".*\.{layers}\.\d+\.({parts})"
+
+
+LLADA = Family(
+    name="llada",
+    config_class=LLaDAConfig,
+    model_class=LLaDAModelLM,
+    shift=0,
+    mask_text="<|mdm_mask|>",
+    end_of_turn_text="<|eot_id|>",
+    chat_template=_LLADA_TEMPLATE,
+)
+DREAM = Family(
+    name="dream",
+    config_class=DreamConfig,
+    model_class=DreamModel,
+    shift=1,
+    mask_text="<|mask|>",
+    end_of_turn_text="<|im_end|>",
+    chat_template=_DREAM_TEMPLATE,
+)
+FAMILIES = {family.model_type: family for family in (LLADA, DREAM)}
+
+
+def family_of(model_type: str | None, where: str = "config.json") -> Family:
+    """The family of a config's `model_type`."""
+    if model_type not in FAMILIES:
+        raise TadError(
+            f"{where}: model_type {model_type!r} is not supported; known: {', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[model_type]

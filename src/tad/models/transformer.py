@@ -1,0 +1,299 @@
+"""The one transformer behind both families: bidirectional, RMSNorm, rotary positions, SwiGLU, optional GQA and bias.
+
+`MaskedDiffusionModel` is a Hugging Face `PreTrainedModel` without a family: subclasses say where their released
+checkpoints keep each part (`Names`) and how their config maps to a `Shape`. It predicts; it does not decode, and
+it does not shift logits (families whose logits are shifted say so, and the decoder reads them accordingly).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import ModelOutput
+
+from tad.models.attention import AttentionRule, attend
+from tad.models.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that define the network, whatever the config calls them."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocab: int  # rows of the embedding, which may exceed the tokenizer
+    context: int
+    eps: float
+    theta: float
+    qkv_bias: bool
+    bias: bool
+    tied: bool
+    rotate_in_fp32: bool  # LLaDA rotates in fp32, Dream in the model's dtype
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class Names:
+    """Where a family's released checkpoints keep each part: dotted paths, the layer's own relative to the layer."""
+
+    embed: str
+    layers: str
+    norm: str
+    head: str
+    query: str
+    key: str
+    value: str
+    attn_out: str
+    gate: str
+    up: str
+    down: str
+    attn_norm: str
+    mlp_norm: str
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The seven linear maps of a layer, in the order query, key, value, attn_out, gate, up, down."""
+        return (self.query, self.key, self.value, self.attn_out, self.gate, self.up, self.down)
+
+
+@dataclass
+class DiffusionOutput(ModelOutput):
+    """logits [batch, positions, vocab] (None when the head was not asked for), hidden [batch, length, width]."""
+
+    logits: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+class RMSNorm(nn.Module):
+    """Normalise in fp32, return to the input's dtype, then scale: the rounding order of the released models."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return cast(Tensor, self.weight * wide.to(x.dtype))
+
+
+def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [batch, 1, length, head_dim] for integer positions [batch, length].
+
+    Computed from the positions on every forward: no buffer to keep in step with the device, and a column's angle
+    depends on its position alone.
+    """
+    exponent = (
+        torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
+    )
+    angles = positions.float()[:, None, :, None] * (1.0 / shape.theta**exponent)
+    angles = torch.cat((angles, angles), dim=-1)
+    target = torch.float32 if shape.rotate_in_fp32 else dtype
+    return angles.cos().to(target), angles.sin().to(target)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of the last dimension; the dtype of the table decides the precision."""
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+def place(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Register a module under a dotted path, making empty containers on the way."""
+    *parents, leaf = path.split(".")
+    for name in parents:
+        if not hasattr(root, name):
+            root.add_module(name, nn.Module())
+        root = getattr(root, name)
+    root.add_module(leaf, module)
+
+
+class Layer(GradientCheckpointingLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x)). Subclasses set `names`."""
+
+    names: ClassVar[Names]
+
+    def __init__(self, shape: Shape, index: int) -> None:
+        super().__init__()
+        self.shape, self.index = shape, index
+        width, kv_width = shape.width, shape.kv_heads * shape.head_dim
+        for path, source, target, bias in (
+            (self.names.query, width, width, shape.qkv_bias),
+            (self.names.key, width, kv_width, shape.qkv_bias),
+            (self.names.value, width, kv_width, shape.qkv_bias),
+            (self.names.attn_out, width, width, shape.bias),
+            (self.names.gate, width, shape.mlp, shape.bias),
+            (self.names.up, width, shape.mlp, shape.bias),
+            (self.names.down, shape.mlp, width, shape.bias),
+        ):
+            place(self, path, nn.Linear(source, target, bias=bias))
+        for path in (self.names.attn_norm, self.names.mlp_norm):
+            place(self, path, RMSNorm(width, shape.eps))
+
+    def part(self, path: str) -> nn.Module:
+        """The module at a path; looked up on each call, because adapters replace modules in place."""
+        module: nn.Module = self
+        for name in path.split("."):
+            module = getattr(module, name)
+        return module
+
+    def forward(
+        self,
+        x: Tensor,  # [batch, length, width]
+        cos: Tensor,
+        sin: Tensor,
+        mask: Any,
+        cache: KVCache | None = None,
+        at: Tensor | slice | None = None,
+    ) -> Tensor:
+        names = self.names
+        x = x + self.part(names.attn_out)(
+            self._attention(self.part(names.attn_norm)(x), cos, sin, mask, cache, at)
+        )
+        normed = self.part(names.mlp_norm)(x)
+        return x + self.part(names.down)(F.silu(self.part(names.gate)(normed)) * self.part(names.up)(normed))
+
+    def _attention(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any, cache: KVCache | None, at: Tensor | slice | None
+    ) -> Tensor:
+        def heads(path: str, count: int) -> Tensor:
+            projected = self.part(path)(x)
+            return projected.view(*x.shape[:2], count, self.shape.head_dim).transpose(1, 2)
+
+        query = rotate(heads(self.names.query, self.shape.heads), cos, sin)
+        key = rotate(heads(self.names.key, self.shape.kv_heads), cos, sin)
+        value = heads(self.names.value, self.shape.kv_heads)
+        if cache is not None and at is not None:
+            key, value = cache.write(self.index, at, key, value)
+        return attend(query, key, value, mask).transpose(1, 2).reshape(x.shape)
+
+
+class MaskedDiffusionModel(PreTrainedModel):
+    """ids or embeddings in, logits out. See `forward`."""
+
+    names: ClassVar[Names]
+    layer_class: ClassVar[type[Layer]]
+
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        shape: Shape = config.shape
+        self.shape = shape
+        place(self, self.names.embed, nn.Embedding(shape.vocab, shape.width))
+        place(self, self.names.layers, nn.ModuleList(self.layer_class(shape, i) for i in range(shape.layers)))
+        place(self, self.names.norm, RMSNorm(shape.width, shape.eps))
+        if not shape.tied:
+            place(self, self.names.head, nn.Linear(shape.width, shape.vocab, bias=shape.bias))
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # [batch, length]
+        attention_mask: Tensor | None = None,  # [batch, columns], 0 at padding
+        position_ids: Tensor | None = None,  # [batch, length]
+        inputs_embeds: Tensor | None = None,  # [batch, length, width]
+        rule: AttentionRule | None = None,
+        cache: KVCache | None = None,
+        at: Tensor | slice | None = None,  # columns of the cache that are fed; [batch, length] or a slice
+        logits_at: Tensor | None = None,  # [batch, m] or [m]: indices into the fed positions
+        head: bool = True,
+        **unused: Any,
+    ) -> DiffusionOutput:
+        """One forward.
+
+        `rule` says who sees whom; `attention_mask` is the short form for padding. With a `cache`, the keys are all of
+        its columns, so a rule must hide the ones that hold nothing. `logits_at` runs the head at those positions
+        only; `head=False` not at all. Positions default to `at` with a cache and to 0, 1, ... without.
+        """
+        x = self.embedding()(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, length = x.shape[:2]
+        if rule is None:
+            rule = AttentionRule.full() if attention_mask is None else AttentionRule.padded(attention_mask)
+        if position_ids is None:
+            position_ids = self._default_positions(at, length, x.device)
+        position_ids = position_ids.expand(batch, length)
+        cos, sin = rotary_table(position_ids, self.shape, x.dtype)
+        mask = self._mask(rule, length, cache, at, x.device)
+        for layer in self.layers():
+            x = layer(x, cos, sin, mask, cache=cache, at=at)
+        hidden = self.get_submodule(self.names.norm)(x)
+        logits = None
+        if head:
+            wanted = hidden
+            if logits_at is not None:
+                positions = logits_at.expand(batch, -1) if logits_at.dim() == 1 else logits_at
+                wanted = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+            logits = self.head(wanted)
+        return DiffusionOutput(logits=logits, hidden=hidden)
+
+    def _default_positions(self, at: Tensor | slice | None, length: int, device: torch.device) -> Tensor:
+        if isinstance(at, Tensor):
+            return at.clamp(min=0)
+        start = at.start or 0 if isinstance(at, slice) else 0
+        return torch.arange(start, start + length, device=device)[None]
+
+    def _mask(
+        self,
+        rule: AttentionRule,
+        length: int,
+        cache: KVCache | None,
+        at: Tensor | slice | None,
+        device: torch.device,
+    ) -> Any:
+        if self.config._attn_implementation == "flex_attention" and (
+            rule.keys is not None or rule.blocks is not None
+        ):
+            return rule.flex_mask(length, cache.columns if cache is not None else length, at, device)
+        return rule.mask(at)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states [..., width]."""
+        if self.shape.tied:
+            return F.linear(hidden, self.embedding().weight)
+        return cast(Tensor, self.get_submodule(self.names.head)(hidden))
+
+    def embedding(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.get_submodule(self.names.embed))
+
+    def layers(self) -> nn.ModuleList:
+        return cast(nn.ModuleList, self.get_submodule(self.names.layers))
+
+    def new_cache(self, batch: int, columns: int) -> KVCache:
+        """Empty buffers for a canvas of `columns`, on the devices of the layers."""
+        weights = [next(layer.parameters()) for layer in self.layers()]
+        return KVCache(
+            self.shape.layers,
+            batch,
+            self.shape.kv_heads,
+            columns,
+            self.shape.head_dim,
+            self.dtype,
+            [weight.device for weight in weights],
+        )
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        place(self, self.names.embed, value)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return None if self.shape.tied else self.get_submodule(self.names.head)
