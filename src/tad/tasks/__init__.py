@@ -1,0 +1,81 @@
+"""What is asked and how an answer is judged.
+
+`get_task(name)` gives a task; `task_names()` lists them. To add one, register a factory below: it is imported only
+when the task is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tad.errors import TadError
+from tad.tasks.task import Example, Message, Prompt, Score, Task, Verdict
+
+__all__ = [
+    "Example",
+    "Message",
+    "Prompt",
+    "Score",
+    "Task",
+    "Verdict",
+    "check_contamination",
+    "get_task",
+    "register_task",
+    "task_names",
+]
+
+# name -> "module:factory". A factory takes data_dir and the task's own options as keywords.
+_FACTORIES: dict[str, str] = {
+    "gsm8k": "tad.tasks.gsm8k:Gsm8k",
+    "math": "tad.tasks.math:Math",
+    "prm12k": "tad.tasks.math:Prm12k",
+    "humaneval": "tad.tasks.humaneval:HumanEval",
+    "humaneval-instruct": "tad.tasks.humaneval:HumanEvalInstruct",
+    "mbpp": "tad.tasks.mbpp:Mbpp",
+    "mbpp-instruct": "tad.tasks.mbpp:MbppInstruct",
+    "kodcode": "tad.tasks.kodcode:KodCode",
+    "jsonl": "tad.tasks.jsonl:Jsonl",
+}
+
+# (training task, evaluation task) -> why a score of the second means nothing after training on the first.
+_CONTAMINATED: dict[tuple[str, str], str] = {
+    ("prm12k", "math"): "the 12,000 problems of prm12k contain 4,500 of the 5,000 MATH test problems",
+}
+
+
+def register_task(name: str, factory: str) -> None:
+    """Add a task: `factory` is 'module:callable', imported on first use."""
+    _FACTORIES[name] = factory
+
+
+def task_names() -> list[str]:
+    return list(_FACTORIES)
+
+
+def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> Task:
+    """A task by name. `jsonl:FILE` is short for the task `jsonl` with that file.
+
+    `data_dir` holds the data (default: the directory in TAD_DATA, else the Hugging Face hub). Options are the task's own.
+    """
+    if name.startswith("jsonl:"):
+        name, options["path"] = "jsonl", name.removeprefix("jsonl:")
+    if name not in _FACTORIES:
+        raise TadError(f"unknown task '{name}'; known: {', '.join(_FACTORIES)} (or jsonl:FILE for your own)")
+    module, _, factory = _FACTORIES[name].partition(":")
+    task: Task = getattr(import_module(module), factory)(data_dir=data_dir, **options)
+    return task
+
+
+def check_contamination(train_tasks: Iterable[str], eval_tasks: Iterable[str], allow: bool = False) -> None:
+    """Refuse to evaluate on problems that were trained on, unless `allow` says that the user knows."""
+    evaluated = set(eval_tasks)
+    for trained in train_tasks:
+        for (source, target), why in _CONTAMINATED.items():
+            if trained == source and target in evaluated and not allow:
+                raise TadError(
+                    f"training on '{source}' and evaluating on '{target}' is refused: {why}, so the score would measure "
+                    "memory; train on other data, or allow contamination explicitly"
+                )

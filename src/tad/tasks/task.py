@@ -1,0 +1,153 @@
+"""What a task is: examples, the prompt put to a model, the reference a privileged teacher sees, and a verdict on a text.
+
+Covers the vocabulary every task shares. Knows no model, no tokenizer and no chat template: a prompt is a list of
+messages, an optional opening of the assistant's turn, and the strings at which an answer ends.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tad.errors import TadError
+
+Progress = Callable[[int], None]
+"""Called with the number of verdicts that just became available."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question. `answer` is the gold the grader compares with; `reference` the worked solution a teacher may read."""
+
+    id: str
+    question: str
+    reference: str
+    answer: Any
+    level: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a text answers an example, why, and what was taken from the text as its answer."""
+
+    correct: bool
+    reason: str
+    extracted: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat turn to complete.
+
+    `prefix` opens the assistant's turn (empty: the model starts it). `stop` lists the strings that end an answer.
+    """
+
+    messages: tuple[Message, ...]
+    prefix: str = ""
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def from_user(cls, content: str, prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
+        return cls((Message("user", content),), prefix, tuple(stop))
+
+    @property
+    def text(self) -> str:
+        """The contents of the messages, without any chat markup: what a base model would be shown."""
+        return "\n\n".join(message.content for message in self.messages)
+
+    def as_chat(self) -> list[dict[str, str]]:
+        """The messages as chat templates expect them; the prefix is the last one, to be continued."""
+        chat = [{"role": message.role, "content": message.content} for message in self.messages]
+        return [*chat, {"role": "assistant", "content": self.prefix}] if self.prefix else chat
+
+    def cut(self, text: str) -> str:
+        """The answer up to the first of the stop strings."""
+        return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
+
+
+class Task(ABC):
+    """A benchmark or a training set. Subclasses say how rows become examples, prompts and verdicts."""
+
+    name: ClassVar[str]
+    splits: ClassVar[tuple[str, ...]]
+    default_split: ClassVar[str] = "test"
+    templates: ClassVar[tuple[str, ...]] = ("tad",)
+
+    @abstractmethod
+    def examples(self, split: str | None = None) -> list[Example]:
+        """All examples of a split, in the order of the data; never empty."""
+
+    @abstractmethod
+    def prompt(self, example: Example, template: str = "tad") -> Prompt:
+        """The question as put to the model under evaluation; it never contains the answer."""
+
+    @abstractmethod
+    def grade(self, example: Example, text: str) -> Verdict:
+        """Judge one text."""
+
+    def reference(self, example: Example) -> str:
+        """What the privileged teacher is shown."""
+        return example.reference
+
+    def grade_many(
+        self,
+        pairs: Iterable[tuple[Example, str]],
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Verdict]:
+        """Judge many texts, in order. Tasks with slow graders override this to use `workers` cores (default: all)."""
+        verdicts = []
+        for example, text in pairs:
+            verdicts.append(self.grade(example, text))
+            if progress is not None:
+                progress(1)
+        return verdicts
+
+    def where(self, split: str | None = None) -> str:
+        """Where the data of a split comes from, in words, without fetching it."""
+        return "built in"
+
+    def check_template(self, template: str) -> None:
+        if template not in self.templates:
+            raise TadError(
+                f"task '{self.name}' has no prompt template '{template}'; it has: {', '.join(self.templates)}"
+            )
+
+    def check_split(self, split: str | None) -> str:
+        split = split or self.default_split
+        if split not in self.splits:
+            raise TadError(f"task '{self.name}' has no split '{split}'; it has: {', '.join(self.splits)}")
+        return split
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy over verdicts with its standard error (of a mean of independent 0/1 outcomes)."""
+
+    count: int
+    correct: int
+
+    @classmethod
+    def of(cls, verdicts: Sequence[Verdict]) -> Score:
+        return cls(len(verdicts), sum(verdict.correct for verdict in verdicts))
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.count if self.count else math.nan
+
+    @property
+    def standard_error(self) -> float:
+        """sqrt(p (1 - p) / (n - 1)), the unbiased estimate; undefined below two verdicts."""
+        if self.count < 2:
+            return math.nan
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / (self.count - 1))
