@@ -71,8 +71,10 @@ class Prompt:
         return [*chat, {"role": "assistant", "content": self.prefix}] if self.prefix else chat
 
     def cut(self, text: str) -> str:
-        """The answer up to the first of the stop strings."""
-        return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
+        """The answer up to its stop strings, taken one after the other as the published evaluations do."""
+        for stop in self.stop:
+            text = text.split(stop, 1)[0]
+        return text
 
 
 class Task(ABC):
