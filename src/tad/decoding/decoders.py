@@ -1,0 +1,252 @@
+"""Named decoders: every published method as a block schedule, a reveal rule and a cache.
+
+`get_decoder(name, family, **overrides)` gives one with its published defaults for that family. An override is a field
+of one of the parts (`threshold=0.4`, `block=16`, `temperature=0.7`) or a whole part by name (`cache="dual"`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from tad.decoding.feed import BlockCausalCache, Cache, DelayedCache, DualCache, NoCache, PrefixCache
+from tad.decoding.proposal import Sampling
+from tad.decoding.rule import (
+    Best,
+    ConfidenceThreshold,
+    Credit,
+    EntropyThreshold,
+    Factor,
+    Hierarchy,
+    Quota,
+    Rule,
+)
+from tad.decoding.schedule import MultiBlock, Pipelined, Schedule, Sequential
+from tad.errors import TadError
+from tad.models import SpecialTokens
+
+Stop = Literal["end", "eager", "off"]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A method. `stop`: `end` when an end token stands with no mask before it (the text is as without stopping),
+    `eager` as soon as an end token appears (d3LLM's and TAD's early stop), `off` to decode every position."""
+
+    schedule: Schedule
+    rule: Rule
+    cache: Cache = NoCache()
+    sampling: Sampling = Sampling()
+    stop: Stop = "end"
+    first_opens: bool = False
+    """In a shifted family, the forward that opens a block reveals the block's first position and nothing else."""
+    name: str = field(default="custom", compare=False)
+
+    def opens_with_first(self, shift: int) -> bool:
+        return self.first_opens and shift > 0 and self.cache.needs == "sequential"
+
+    def growth_ends(self, tokens: SpecialTokens) -> tuple[int, ...]:
+        """Tokens after which a pipelined canvas grows no further."""
+        return (tokens.eos,)
+
+    def prepared(self, length: int, shift: int) -> Decoder:
+        """Check the parts against each other and against the length; fill in what depends on it."""
+        _check_ranges(self)
+        block = length if self.schedule.block is None else self.schedule.block
+        if length < 1:
+            raise TadError(f"gen_length must be positive, not {length}")
+        if length % block:
+            raise TadError(f"gen_length {length} is not a multiple of the block length {block}")
+        needs = self.cache.needs
+        kind = "block-causal" if self.schedule.block_causal else "bidirectional"
+        if needs == "sequential" and not isinstance(self.schedule, Sequential):
+            raise TadError(f"cache {_label(self.cache)} needs schedule 'sequential'")
+        if needs in ("bidirectional", "block-causal") and needs != kind:
+            raise TadError(
+                f"cache {_label(self.cache)} needs {needs} attention; {_label(self.schedule)} is {kind}"
+            )
+        if self.sampling.cfg and not isinstance(self.cache, NoCache):
+            raise TadError("cfg needs cache 'none': the rows without prompt have no cache")
+        if not isinstance(self.rule, Quota):
+            return self
+        if not isinstance(self.schedule, Sequential):
+            raise TadError("rule 'quota' needs schedule 'sequential'")
+        blocks = length // block
+        steps = self.rule.steps or length
+        if steps % blocks or not 0 < steps <= length:
+            raise TadError(
+                f"steps {steps} must be a multiple of the {blocks} blocks and at most gen_length {length}"
+            )
+        opened = int(self.rule.timesteps and self.opens_with_first(shift))
+        if steps // blocks <= opened:
+            raise TadError(
+                f"steps {steps} leave {steps // blocks} forward(s) per block; this method needs more"
+            )
+        return replace(self, rule=replace(self.rule, per_block=(block, steps // blocks), opened=opened))
+
+
+# Bounds of every number a user can set: (lowest, highest), None for no bound.
+_RANGES: dict[str, tuple[float, float | None]] = {
+    "block": (1, None),
+    "block_add": (0, 1),
+    "decoded": (0, 1),
+    "threshold": (0, None),
+    "low": (0, 1),
+    "factor": (0, None),
+    "steps": (1, None),
+    "eps": (0, 1),
+    "alpha": (0, None),
+    "beta": (0, 1),
+    "gamma": (0, None),
+    "delay": (0, None),
+    "refresh": (1, None),
+    "temperature": (0, None),
+    "top_p": (0, 1),
+    "top_k": (1, None),
+    "cfg": (0, None),
+}
+_CHOICES = {
+    "score": ("confidence", "entropy", "margin"),
+    "suppress_ends": ("no", "eos-logits", "confidence"),
+    "stop": ("end", "eager", "off"),
+}
+_WHOLE = ("block", "steps", "delay", "refresh", "top_k")
+
+
+def _check_ranges(decoder: Decoder) -> None:
+    for name, value in parameters(decoder).items():
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise TadError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
+        if name not in _RANGES or value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
+            kind = "a whole number" if name in _WHOLE else "a number"
+            raise TadError(f"{name} must be {kind}, not {value!r}")
+        low, high = _RANGES[name]
+        if not (value >= low and (high is None or value <= high)):  # also refuses nan
+            bound = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise TadError(f"{name} must be {bound}, not {value!r}")
+
+
+# The parts by name, for overrides and for listing.
+SCHEDULES: dict[str, type[Any]] = {
+    "sequential": Sequential,
+    "multi-block": MultiBlock,
+    "pipelined": Pipelined,
+}
+RULES: dict[str, type[Any]] = {
+    "best": Best,
+    "quota": Quota,
+    "confidence": ConfidenceThreshold,
+    "entropy": EntropyThreshold,
+    "factor": Factor,
+    "hierarchy": Hierarchy,
+    "credit": Credit,
+}
+CACHES: dict[str, type[Any]] = {
+    "none": NoCache,
+    "prefix": PrefixCache,
+    "dual": DualCache,
+    "delayed": DelayedCache,
+    "block-causal": BlockCausalCache,
+}
+_PARTS: dict[str, dict[str, type[Any]]] = {"schedule": SCHEDULES, "rule": RULES, "cache": CACHES}
+
+_FAST = Decoder(Sequential(32), ConfidenceThreshold(0.9), first_opens=True)
+_DREAM_QUOTA = Quota(timesteps=True, score="entropy")
+_TAD = Decoder(
+    MultiBlock(32, block_add=0.1, decoded=0.95), EntropyThreshold(0.5, strict=True, keep_best=True)
+)
+_D3LLM = replace(_TAD, rule=EntropyThreshold(0.5, strict=False, keep_best=True))
+_D3LLM_DREAM = replace(_TAD, rule=EntropyThreshold(0.4, strict=True, keep_best=False))
+_D2F = Decoder(
+    Pipelined(32, block_add=0.1, decoded=0.95),
+    ConfidenceThreshold(0.9, strict=True, keep_best=False),
+    BlockCausalCache(),
+)
+
+# Method -> defaults, with a row of its own where a family's published defaults differ.
+DECODERS: dict[str, Decoder] = {
+    "one-by-one": Decoder(Sequential(32), Best("confidence")),
+    "llada": Decoder(Sequential(32), Quota()),
+    "dream": Decoder(Sequential(None), _DREAM_QUOTA, sampling=Sampling(filtered_scores=True)),
+    "fast-dllm": _FAST,
+    "fast-dllm-prefix": replace(_FAST, cache=PrefixCache()),
+    "fast-dllm-dual": replace(_FAST, cache=DualCache()),
+    "dparallel": Decoder(Sequential(32), EntropyThreshold(0.5, strict=False, keep_best=True)),
+    "d2f": _D2F,
+    "d3llm": _D3LLM,
+    "d3llm-cached": replace(_D3LLM, cache=DelayedCache(delay=2, refresh=3)),
+    "tad": _TAD,
+    "tad-cached": replace(_TAD, cache=DelayedCache(delay=2, refresh=3)),
+}
+FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
+    ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True, keep_best=True)),
+    ("d3llm", "dream"): _D3LLM_DREAM,
+    ("d3llm-cached", "dream"): replace(_D3LLM_DREAM, cache=DelayedCache(delay=2, refresh=3)),
+}
+
+
+def get_decoder(name: str | Decoder, family: str = "llada", **overrides: Any) -> Decoder:
+    """The named decoder with its defaults for a family, and overrides applied."""
+    if isinstance(name, Decoder):
+        decoder = name
+    else:
+        if name not in DECODERS:
+            close = difflib.get_close_matches(name, DECODERS, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise TadError(f"unknown decoder '{name}'{hint or ';'} known: {', '.join(DECODERS)}")
+        decoder = replace(FAMILY_DECODERS.get((name, family), DECODERS[name]), name=name)
+    for part, known in _PARTS.items():
+        if part in overrides:
+            decoder = replace(decoder, **{part: _part(part, overrides.pop(part), known)})
+    for key, value in overrides.items():
+        decoder = _override(decoder, key, value)
+    return decoder
+
+
+def parameters(decoder: Decoder) -> dict[str, Any]:
+    """Every field that can be overridden, with its value: name -> value."""
+    found: dict[str, Any] = {}
+    for part in (decoder.schedule, decoder.rule, decoder.cache, decoder.sampling):
+        for item in fields(part):
+            if item.name not in ("per_block", "opened"):
+                found[item.name] = getattr(part, item.name)
+    return {**found, "stop": decoder.stop}
+
+
+def describe(decoder: Decoder) -> dict[str, str]:
+    """The parts in words, for `tad decoders`."""
+    return {name: _label(getattr(decoder, name)) for name in _PARTS}
+
+
+def _label(part: Any) -> str:
+    for known in _PARTS.values():
+        for name, kind in known.items():
+            if type(part) is kind:
+                return f"'{name}'"
+    return type(part).__name__
+
+
+def _part(kind: str, value: Any, known: dict[str, type[Any]]) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in known:
+        raise TadError(f"unknown {kind} '{value}'; known: {', '.join(known)}")
+    return known[value]()
+
+
+def _override(decoder: Decoder, key: str, value: Any) -> Decoder:
+    if key == "stop":
+        return replace(decoder, stop=value)
+    for part in ("schedule", "rule", "cache", "sampling"):
+        current = getattr(decoder, part)
+        if key in {item.name for item in fields(current)}:
+            return replace(decoder, **{part: replace(current, **{key: value})})
+    known = parameters(decoder)
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else ";"
+    raise TadError(
+        f"decoder '{decoder.name}' has no parameter '{key}'{hint} its parameters: {', '.join(known)}"
+    )

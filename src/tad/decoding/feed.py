@@ -1,0 +1,123 @@
+"""Cache policies: which columns of the canvas the next forward is fed, and which keys and values it leaves as they are.
+
+Columns are those of the model's `KVCache`: a fed column is written anew, any other keeps what the last forward that
+fed it wrote. A policy gives one range of columns per row. An *opening* forward is one that feeds the whole canvas to
+start a block. None of them is exact except `NoCache` and, under block-causal attention, `BlockCausalCache`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tad.decoding.table import BlockTable
+
+
+@dataclass
+class Feed:
+    """Columns [start, end) per row, and whether this forward opens a block."""
+
+    start: Tensor  # [rows]
+    end: Tensor  # [rows]
+    opening: Tensor  # [rows] bool
+
+
+@dataclass(frozen=True)
+class NoCache:
+    """Everything, every time: the exact decoding that papers report."""
+
+    stores: ClassVar[bool] = False
+    needs: ClassVar[str] = "any"
+
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        none = torch.zeros_like(visible)
+        return Feed(none, prompt + visible, none.bool())
+
+
+@dataclass(frozen=True)
+class PrefixCache:
+    """Fast-dLLM: a full forward opens each block; then the block and all that follows, against what precedes it."""
+
+    stores: ClassVar[bool] = True
+    needs: ClassVar[str] = "sequential"
+
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        opening = table.forwards_in_block == 0
+        return Feed(torch.where(opening, 0, prompt + table.current * table.size), prompt + visible, opening)
+
+
+@dataclass(frozen=True)
+class DualCache:
+    """Fast-dLLM: a full forward opens each block; then the block alone, against everything around it."""
+
+    stores: ClassVar[bool] = True
+    needs: ClassVar[str] = "sequential"
+
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        opening = table.forwards_in_block == 0
+        start = prompt + table.current * table.size
+        return Feed(
+            torch.where(opening, 0, start),
+            torch.where(opening, prompt + visible, start + table.size),
+            opening,
+        )
+
+
+@dataclass(frozen=True)
+class DelayedCache:
+    """d3LLM: finished leading blocks are frozen `delay` forwards after they were seen finished.
+
+    While a finished block waits, and at every `refresh`-th forward, everything is fed again. `refresh=1` therefore
+    equals no cache.
+    """
+
+    delay: int = 2
+    refresh: int = 3
+    stores: ClassVar[bool] = True
+    needs: ClassVar[str] = "bidirectional"
+
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        now = table.forwards + 1  # this forward's number
+        # Leading finished blocks, the prompt first: a block starts to wait when all before it are frozen.
+        frozen, waiting = table.cached, torch.zeros_like(table.ended)
+        open_scan = torch.ones_like(table.ended)
+        prompt_ready = open_scan & (frozen < 0) & (now >= self.delay)
+        waiting = waiting | ((frozen < 0) & ~prompt_ready)
+        open_scan = (frozen >= 0) | prompt_ready
+        frozen = torch.where(prompt_ready, 0, frozen)
+        for block in range(table.blocks):
+            due = open_scan & (frozen == block) & (table.masks[:, block] == 0)
+            seen = table.finished_at[:, block]
+            table.finished_at[:, block] = torch.where(due & (seen < 0), now, seen)
+            ready = due & (now - table.finished_at[:, block] >= self.delay)
+            waiting = waiting | (due & ~ready)
+            frozen = torch.where(ready, block + 1, frozen)
+            open_scan = open_scan & ready | open_scan & (frozen > block)
+        start = torch.where(table.cached < 0, 0, prompt + table.cached * table.size)
+        grew = frozen > table.cached
+        renew = (waiting | (now % self.refresh == 0)) & ~grew
+        if self.refresh == 1:
+            renew = torch.ones_like(renew)
+        table.cached = frozen
+        return Feed(torch.where(renew, 0, start), prompt + visible, renew & False)
+
+
+@dataclass(frozen=True)
+class BlockCausalCache:
+    """D2F: a finished block that nothing before it can change is fed once more, then frozen for good."""
+
+    stores: ClassVar[bool] = True
+    needs: ClassVar[str] = "block-causal"
+
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        start = torch.where(table.cached < 0, 0, prompt + table.cached * table.size)
+        finished = (table.masks == 0) & (table.index < table.created[:, None])
+        leading = finished.long().cumprod(1).sum(1)
+        table.cached = leading
+        return Feed(start, prompt + visible, torch.zeros_like(table.ended))
+
+
+Cache = NoCache | PrefixCache | DualCache | DelayedCache | BlockCausalCache
