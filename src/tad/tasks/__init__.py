@@ -30,8 +30,8 @@ __all__ = [
 # name -> "module:factory". A factory takes data_dir and the task's own options as keywords.
 _FACTORIES: dict[str, str] = {
     "gsm8k": "tad.tasks.gsm8k:Gsm8k",
-    "math": "tad.tasks.math:Math",
-    "prm12k": "tad.tasks.math:Prm12k",
+    "math": "tad.tasks.competition:Math",
+    "prm12k": "tad.tasks.competition:Prm12k",
     "humaneval": "tad.tasks.humaneval:HumanEval",
     "humaneval-instruct": "tad.tasks.humaneval:HumanEvalInstruct",
     "mbpp": "tad.tasks.mbpp:Mbpp",

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from tad.errors import TadError
 from tad.tasks.dataset import DatasetTask
-from tad.tasks.numbers import find_numbers, grade_number
+from tad.tasks.numeric import find_numbers, grade_number
 from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Prompt, Verdict
 

@@ -31,11 +31,24 @@ def _read_group(text: str, start: int) -> str | None:
     return None
 
 
-def normalize(answer: str) -> str:
-    """The same string for answers that differ only in spelling: spacing, dollar signs, \\dfrac, a final full stop."""
-    answer = answer.strip().strip("$").strip()
+def tidy(answer: str) -> str:
+    """An answer that parsers read better, with the same meaning: whole arguments of \frac, no final full stop."""
+    answer = " ".join(answer.split()).strip("$ ")
     answer = re.sub(r"\\[dt]frac", r"\\frac", answer)
-    answer = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", answer)
-    answer = re.sub(r"\\(?:text|mbox|textrm|mathrm)\s*\{([^{}]*)\}", r"\1", answer)
+    token = r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])"
+    answer = re.sub(rf"\\frac{token}{token}", r"\\frac{\1}{\2}", answer)
+    answer = re.sub(r"\s*\\!\s*", "", answer)
+    return answer.rstrip(". ")
+
+
+def normalize(answer: str) -> str:
+    """One string for all spellings of an answer that differ only in spacing, units of degree and text markup."""
+    answer = re.sub(r"\\(?:text|mbox|textrm|mathrm)\s*\{([^{}]*)\}", r"\1", tidy(answer))
     answer = _SPACING.sub("", answer)
-    return answer.rstrip(".").replace(r"\$", "").replace("^{\\circ}", "").replace("^\\circ", "")
+    return answer.replace(r"\$", "").replace("^{\\circ}", "").replace("^\\circ", "")
+
+
+def number_base(answer: str) -> str | None:
+    """The base an answer is written in, as in 2516_8 or 101_{two}; None if it names none."""
+    match = re.search(r"[0-9A-Za-z]\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\w+)[\s}]*|(\w+))\s*$", tidy(answer))
+    return next(group for group in match.groups() if group) if match else None
