@@ -7,7 +7,9 @@ from tad.models.cache import KVCache
 from tad.models.dream import DreamConfig, DreamModel
 from tad.models.family import DREAM, FAMILIES, LLADA, Family, family_of
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
-from tad.models.lm import LM, SpecialTokens, load
+from tad.models.lm import LM, load
+from tad.models.tokenizer import Message
+from tad.models.tokens import SpecialTokens
 from tad.models.transformer import DiffusionOutput, MaskedDiffusionModel
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "LLaDAConfig",
     "LLaDAModelLM",
     "MaskedDiffusionModel",
+    "Message",
     "SpecialTokens",
     "family_of",
     "load",

@@ -7,7 +7,8 @@ they are the columns fed (`at`) and the keys are every column of the cache. Caus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +75,18 @@ def _columns(per_column: Tensor, at: Tensor | slice | None) -> Tensor:
     return per_column.gather(1, at % per_column.shape[1])
 
 
+def _flex_attention(compiled: bool) -> Any:
+    """FlexAttention pays only as a kernel: outside a compiled model, CUDA calls go through its own compilation."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return _compile_once(flex_attention) if compiled else flex_attention
+
+
+@cache
+def _compile_once(function: Any) -> Any:
+    return torch.compile(function, dynamic=False)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     """Softmax attention. query [batch, heads, queries, dim]; key, value [batch, kv_heads, columns, dim].
 
@@ -81,10 +94,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     code does, except for FlexAttention, which groups them itself.
     """
     if mask is not None and not isinstance(mask, Tensor):
-        from torch.nn.attention.flex_attention import flex_attention
-
-        out = flex_attention(query, key, value, block_mask=mask, enable_gqa=key.shape[1] != query.shape[1])
-        return out if isinstance(out, Tensor) else out[0]
+        flex = _flex_attention(compiled=query.is_cuda and not torch.compiler.is_compiling())
+        return cast(
+            Tensor, flex(query, key, value, block_mask=mask, enable_gqa=key.shape[1] != query.shape[1])
+        )
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

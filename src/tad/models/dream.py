@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -85,6 +85,6 @@ class DreamModel(MaskedDiffusionModel):
 
     config_class = DreamConfig
     base_model_prefix = "model"
-    _no_split_modules: Any = ["DreamDecoderLayer"]
+    _no_split_modules: ClassVar[Any] = ["DreamDecoderLayer"]
     names = NAMES
     layer_class = DreamDecoderLayer

@@ -44,6 +44,7 @@ class Family:
     shift: int  # the logits for position i are the output of position i - shift
     mask_text: str  # how the tokenizer writes these, where the config does not give the id
     end_of_turn_text: str
+    assistant_header: str  # how the chat format opens the assistant's turn
     chat_template: str  # used where the directory has none
 
     @property
@@ -69,6 +70,7 @@ LLADA = Family(
     shift=0,
     mask_text="<|mdm_mask|>",
     end_of_turn_text="<|eot_id|>",
+    assistant_header="<|start_header_id|>assistant<|end_header_id|>\n\n",
     chat_template=_LLADA_TEMPLATE,
 )
 DREAM = Family(
@@ -78,6 +80,7 @@ DREAM = Family(
     shift=1,
     mask_text="<|mask|>",
     end_of_turn_text="<|im_end|>",
+    assistant_header="<|im_start|>assistant\n",
     chat_template=_DREAM_TEMPLATE,
 )
 FAMILIES = {family.model_type: family for family in (LLADA, DREAM)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -117,6 +117,6 @@ class LLaDAModelLM(MaskedDiffusionModel):
 
     config_class = LLaDAConfig
     base_model_prefix = "model"
-    _no_split_modules: Any = ["LLaDABlock"]
+    _no_split_modules: ClassVar[Any] = ["LLaDABlock"]
     names = NAMES
     layer_class = LLaDABlock

@@ -1,42 +1,33 @@
 """A language model ready to use: weights, tokenizer, special tokens and family facts in one object.
 
 `load` takes a hub id or a directory. Token-level code (decoding, training) uses `model`, `tokens` and `family`;
-only `encode` and `decode` need the tokenizer.
+only `encode`, `encode_text` and `decode` need the tokenizer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tad.errors import TadError
+from tad.models import lora
+from tad.models.checkpoint import Checkpoint, locate, parse_dtype
 from tad.models.family import Family
+from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_tokenizer
+from tad.models.tokens import SpecialTokens, read_special_tokens
 from tad.models.transformer import MaskedDiffusionModel
 
-Message = dict[str, str]  # {"role": "user" | "assistant" | "system", "content": ...}
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Ids from the checkpoint's own files. `eot` ends a turn, `eos` fills the rest of the canvas."""
-
-    mask: int
-    eos: int
-    pad: int
-    bos: int | None = None
-    eot: int | None = None
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return (self.eos,) if self.eot is None or self.eot == self.eos else (self.eos, self.eot)
+ATTENTION = ("sdpa", "flex_attention")
 
 
 @dataclass
 class LM:
-    """See the module. `adapter` names the attached PEFT adapter, if any."""
+    """See the module. `adapter` names the attached PEFT adapter, if any; `peft` is PEFT's handle on it."""
 
     model: MaskedDiffusionModel
     family: Family
@@ -44,9 +35,11 @@ class LM:
     tokenizer: Any = None
     source: str = ""
     adapter: str | None = None
+    peft: Any = None
 
     @property
     def device(self) -> torch.device:
+        """Where token ids go: the device of the embedding."""
         return self.model.device
 
     @property
@@ -58,15 +51,107 @@ class LM:
         """The longest canvas the checkpoint was made for."""
         return self.model.shape.context
 
-    def encode(self, prompt: str | list[Message]) -> list[int]:
-        """Token ids of a chat (a string is one user turn), ready for the assistant's answer, BOS exactly once."""
-        raise NotImplementedError
+    def encode(self, prompt: str | list[Message], prefix: str = "") -> list[int]:
+        """Token ids of a chat (a string is one user turn), ready for the assistant's answer.
 
-    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        `prefix` is text the answer already begins with. BOS stands there once where the family's format has it.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return encode_chat(self._tokenizer(), self.family, messages, prefix)
+
+    def encode_text(self, text: str, bos: bool = False) -> list[int]:
+        """Token ids of plain text, without a chat around it; `bos` puts the begin token first."""
+        ids = encode_text(self._tokenizer(), text)
+        if bos and self.tokens.bos is None:
+            raise TadError(f"{self.source}: its tokenizer has no begin token (bos_token)")
+        return [self.tokens.bos, *ids] if bos and self.tokens.bos is not None else ids
+
+    def decode(self, ids: Iterable[int] | torch.Tensor, skip_special: bool = True) -> str:
         """Text of token ids."""
-        raise NotImplementedError
+        plain = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+        text = self._tokenizer().decode(
+            plain, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def attach(self, rank: int = 128, alpha: float | None = None, dropout: float = 0.0) -> Any:
+        """Put fresh, trainable adapters into the model; returns PEFT's handle."""
+        if self.peft is not None:
+            raise TadError(
+                f"an adapter is already attached ({self.adapter}); load the model again without it"
+            )
+        self.peft = lora.attach(self.model, self.family, rank, alpha, dropout)
+        self.adapter = f"new, rank {rank}"
+        return self.peft
+
+    @contextmanager
+    def base(self) -> Iterator[MaskedDiffusionModel]:
+        """The model with its adapter switched off, for the time of a `with` block."""
+        with self.peft.disable_adapter() if self.peft is not None else nullcontext():
+            yield self.model
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise TadError(f"{self.source}: has no tokenizer (expected {FILES}); only token ids can be used")
+        return self.tokenizer
 
 
-def load(source: str) -> LM:
-    """Placeholder."""
-    raise TadError("not built yet")
+def load(
+    source: str | Path,
+    adapter: str | Path | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    attn_implementation: str | None = None,
+    revision: str | None = None,
+) -> LM:
+    """Load LLaDA or Dream from the hub or a directory, in eval mode, after checking that the directory is whole.
+
+    The dtype defaults to the checkpoint's own, the device to CUDA where there is one. `device_map` spreads the model
+    over devices instead (accelerate). No remote code runs and no pickle is read.
+    """
+    placement = _placement(device, device_map)
+    if attn_implementation is not None and attn_implementation not in ATTENTION:
+        raise TadError(f"attention '{attn_implementation}' is not known; use {' or '.join(ATTENTION)}")
+    precision = None if dtype is None else parse_dtype(dtype)
+    checkpoint = Checkpoint.open(locate(source, revision))
+    checkpoint.verify()
+    tokenizer = load_tokenizer(checkpoint)
+    tokens = read_special_tokens(checkpoint, tokenizer)
+    if adapter is not None:  # refuse a wrong adapter before spending minutes on the weights
+        lora.verify_adapter(lora.locate_adapter(adapter), checkpoint.on_meta(), checkpoint.family)
+    model = checkpoint.family.model_class.from_pretrained(
+        checkpoint.folder,
+        config=checkpoint.config,
+        dtype=precision or checkpoint.dtype,
+        device_map=placement,
+        attn_implementation=attn_implementation or "sdpa",
+        use_safetensors=True,
+    ).eval()
+    handle = None if adapter is None else lora.load_adapter(model, checkpoint.family, adapter)
+    return LM(
+        model=model,
+        family=checkpoint.family,
+        tokens=tokens,
+        tokenizer=tokenizer,
+        source=str(source),
+        adapter=None if adapter is None else str(adapter),
+        peft=handle,
+    )
+
+
+def _placement(device: str | torch.device | None, device_map: str | dict[str, Any] | None) -> Any:
+    """What transformers calls a device map, for either way of saying it."""
+    if device_map is not None:
+        if device is not None:
+            raise TadError("give either device or device_map, not both")
+        return device_map
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise TadError(f"device '{device}' is not known; use cpu, cuda or cuda:N") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise TadError(f"device '{device}': no CUDA device here; use device='cpu'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise TadError(f"device '{device}': only {torch.cuda.device_count()} CUDA devices here")
+    return {"": chosen}

@@ -267,7 +267,8 @@ class MaskedDiffusionModel(PreTrainedModel):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states [..., width]."""
         if self.shape.tied:
-            return F.linear(hidden, self.embedding().weight)
+            weight = self.embedding().weight  # with a device map, not necessarily where the last layer is
+            return F.linear(hidden.to(weight.device), weight)
         return cast(Tensor, self.get_submodule(self.names.head)(hidden))
 
     def embedding(self) -> nn.Embedding:
@@ -278,7 +279,6 @@ class MaskedDiffusionModel(PreTrainedModel):
 
     def new_cache(self, batch: int, columns: int) -> KVCache:
         """Empty buffers for a canvas of `columns`, on the devices of the layers."""
-        weights = [next(layer.parameters()) for layer in self.layers()]
         return KVCache(
             self.shape.layers,
             batch,
@@ -286,7 +286,7 @@ class MaskedDiffusionModel(PreTrainedModel):
             columns,
             self.shape.head_dim,
             self.dtype,
-            [weight.device for weight in weights],
+            [_device_of(layer) for layer in self.layers()],
         )
 
     def get_input_embeddings(self) -> nn.Module:
@@ -297,3 +297,10 @@ class MaskedDiffusionModel(PreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module | None:
         return None if self.shape.tied else self.get_submodule(self.names.head)
+
+
+def _device_of(layer: nn.Module) -> torch.device:
+    """Where a layer computes: its weights' device, or the one accelerate moves offloaded weights to."""
+    hook = getattr(layer, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    return next(layer.parameters()).device if device is None else torch.device(device)

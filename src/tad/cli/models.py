@@ -1,0 +1,117 @@
+"""`tad info`, `tad export`, `tad demo`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tad.errors import TadError
+
+if TYPE_CHECKING:
+    from tad.models.info import ModelInfo
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.callback()(_program)
+    app.command("info")(info)
+    app.command("export")(export)
+    app.command("demo")(demo)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from tad import __version__
+
+        typer.echo(f"tad {__version__}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Fast and accurate decoding for diffusion language models (LLaDA, Dream)."""
+
+
+def info(
+    model: Annotated[str | None, typer.Argument(help="A directory or a hub id.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    shape: Annotated[str | None, typer.Option(help="A shape without weights: llada-8b, dream-7b.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens per row for the cost of a forward (default 384).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a model is: family, size, special tokens, LoRA targets, what a forward costs."""
+    if (model is None) == (shape is None):
+        raise TadError("give either a model or --shape")
+    if shape is not None and adapter is not None:
+        raise TadError("--adapter needs a model, not a shape")
+    from tad.models.info import describe, describe_shape
+
+    facts = describe_shape(shape, length) if shape else describe(model or "", adapter, length)
+    typer.echo(json.dumps(facts.as_dict(), indent=2) if as_json else format_info(facts))
+
+
+def format_info(facts: ModelInfo) -> str:
+    """The facts as aligned lines."""
+    tokens, cost, adapter = facts.tokens, facts.cost, facts.adapter
+    named = {"mask": tokens.mask, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
+    lines = {
+        "model": facts.source,
+        "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),
+        "parameters": f"{facts.parameters:,}",
+        "layers": f"{facts.layers} x width {facts.width}, {facts.heads} heads ({facts.kv_heads} key heads), MLP {facts.mlp}",
+        "vocabulary": f"{facts.vocabulary:,} rows{', head tied' if facts.tied else ''}",
+        "tokenizer": facts.tokenizer or "none (token ids only)",
+        "special tokens": ", ".join(
+            f"{name} {'-' if number is None else number}" for name, number in named.items()
+        ),
+        "context": f"{facts.context:,}",
+        "dtype": facts.dtype,
+        "LoRA targets": ", ".join(facts.lora_targets),
+        "adapter": "none"
+        if adapter is None
+        else f"{adapter.source} (rank {adapter.rank}, alpha {adapter.alpha:g}, {adapter.parameters:,} parameters)",
+        f"forward of {cost.length}": f"{_scaled(cost.flops)}FLOP; {_scaled(cost.flops_per_token)}FLOP per token,"
+        f" {_scaled(cost.head_flops_per_token)}FLOP of it the head",
+        "bytes read": f"{_scaled(cost.weight_bytes)}B of weights per forward;"
+        f" cache {_scaled(cost.cache_bytes_per_column)}B per column",
+    }
+    return "\n".join(f"{name:<16}{value}" for name, value in lines.items())
+
+
+def _scaled(number: float) -> str:
+    """1234567 as '1.235 M'."""
+    for prefix in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.4g} {prefix}"
+        number /= 1000
+    return f"{number:.4g} T"
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
+    out: Annotated[Path, typer.Option(help="The directory to write.")],
+    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter to merge: directory or hub id.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Largest weight file, e.g. 5GB.")] = "5GB",
+    overwrite: Annotated[bool, typer.Option(help="Replace a directory that is not empty.")] = False,
+) -> None:
+    """Merge an adapter and write a standard checkpoint under the original names."""
+    from tad.models.export import export as write
+
+    target = write(model, out, adapter, dtype, max_shard_size, overwrite)
+    typer.echo(f"wrote {target}")
+
+
+def demo() -> None:
+    """A tour on this machine, in about a minute, with nothing to download."""
+    from tad.cli.demo import run
+
+    run()

@@ -1,0 +1,137 @@
+"""What a checkpoint is, without loading its weights: the answer to `tad info`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tad.errors import TadError
+from tad.models import lora
+from tad.models.checkpoint import Checkpoint, locate
+from tad.models.family import Family
+from tad.models.shapes import Cost, build, family_of_config, forward_cost, shape_config
+from tad.models.tokenizer import load_tokenizer
+from tad.models.tokens import SpecialTokens, read_special_tokens
+from tad.models.transformer import MaskedDiffusionModel
+
+LENGTH = 384  # tokens of the forward whose cost is given, where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """An adapter as its files describe it; it has been held to the model."""
+
+    source: str
+    rank: int
+    alpha: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The facts of one model."""
+
+    source: str
+    family: str
+    parameters: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocabulary: int
+    context: int
+    tied: bool
+    dtype: str
+    shifted: bool
+    tokens: SpecialTokens
+    tokenizer: str | None
+    lora_targets: tuple[str, ...]
+    cost: Cost
+    adapter: AdapterInfo | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def describe(
+    source: str | Path,
+    adapter: str | Path | None = None,
+    length: int | None = None,
+    revision: str | None = None,
+) -> ModelInfo:
+    """Facts of a directory or hub id. A directory's weights are checked by their headers; a hub's are not fetched."""
+    local = Path(source).expanduser().exists()
+    checkpoint = Checkpoint.open(locate(source, revision, weights=local))
+    if local:
+        checkpoint.verify()
+    tokenizer = load_tokenizer(checkpoint)
+    return _describe(
+        str(source),
+        checkpoint.family,
+        checkpoint.on_meta(),
+        checkpoint.dtype,
+        read_special_tokens(checkpoint, tokenizer),
+        None if tokenizer is None else f"{type(tokenizer).__name__}, {len(tokenizer)} tokens",
+        adapter,
+        length,
+    )
+
+
+def describe_shape(name: str, length: int | None = None) -> ModelInfo:
+    """Facts of a named shape, in bf16; no weights exist."""
+    config = shape_config(name)
+    tokens = SpecialTokens(config.mask_token_id, config.eos_token_id, config.pad_token_id)
+    model = build(config, "meta")
+    return _describe(
+        f"{name} (shape only)", family_of_config(config), model, torch.bfloat16, tokens, None, None, length
+    )
+
+
+def _describe(
+    source: str,
+    family: Family,
+    model: MaskedDiffusionModel,
+    dtype: torch.dtype,
+    tokens: SpecialTokens,
+    tokenizer: str | None,
+    adapter: str | Path | None,
+    length: int | None,
+) -> ModelInfo:
+    shape = model.shape
+    if length is None:
+        length = min(LENGTH, shape.context)
+    if not 1 <= length <= shape.context:
+        raise TadError(f"length {length} is outside the model's context (1 to {shape.context})")
+    return ModelInfo(
+        source=source,
+        family=family.name,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=shape.layers,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        mlp=shape.mlp,
+        vocabulary=shape.vocab,
+        context=shape.context,
+        tied=shape.tied,
+        dtype=str(dtype).removeprefix("torch."),
+        shifted=bool(family.shift),
+        tokens=tokens,
+        tokenizer=tokenizer,
+        lora_targets=family.names.projections,
+        cost=forward_cost(shape, length, dtype),
+        adapter=None if adapter is None else _describe_adapter(adapter, model, family),
+    )
+
+
+def _describe_adapter(adapter: str | Path, model: MaskedDiffusionModel, family: Family) -> AdapterInfo:
+    folder = lora.locate_adapter(adapter)
+    values = lora.verify_adapter(folder, model, family)
+    _, stored = lora.read_adapter(folder)
+    sizes = [torch.Size(tensor.shape).numel() for tensor in stored.values()]
+    return AdapterInfo(str(adapter), int(values["r"]), float(values["lora_alpha"]), sum(sizes))

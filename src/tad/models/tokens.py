@@ -1,0 +1,64 @@
+"""Special token ids, read from a checkpoint's own files: config.json, generation_config.json, the tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tad.errors import TadError
+from tad.models.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids from the checkpoint's own files. `eot` ends a turn, `eos` fills the rest of the canvas."""
+
+    mask: int
+    eos: int
+    pad: int
+    bos: int | None = None
+    eot: int | None = None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return (self.eos,) if self.eot is None or self.eot == self.eos else (self.eos, self.eot)
+
+
+def read_special_tokens(checkpoint: Checkpoint, tokenizer: Any = None) -> SpecialTokens:
+    """Ids in config.json come first, then generation_config.json, then the tokenizer's own.
+
+    BOS is the tokenizer's alone: Dream's config.json repeats the end token there.
+    """
+    family, folder = checkpoint.family, checkpoint.folder
+    known = tokenizer.get_vocab() if tokenizer is not None else {}
+    generation = checkpoint.optional("generation_config.json")
+
+    def find(name: str, text: str | None) -> int | None:
+        for source in (checkpoint.values, generation):
+            value = source.get(f"{name}_token_id")
+            if isinstance(value, list) and value:
+                value = value[0]
+            if value is not None:
+                return _checked(value, f"{name}_token_id")
+        return known.get(text) if text else None
+
+    def _checked(value: Any, field: str) -> int:
+        rows = checkpoint.config.shape.vocab
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < rows:
+            raise TadError(f"{folder / 'config.json'}: {field} is {value!r}, the vocabulary has {rows} rows")
+        return value
+
+    mask = find("mask", getattr(tokenizer, "mask_token", None) or family.mask_text)
+    if mask is None:
+        raise TadError(
+            f"{folder / 'config.json'}: no mask token; set mask_token_id (or add {family.mask_text} to the tokenizer)"
+        )
+    eos = find("eos", getattr(tokenizer, "eos_token", None))
+    if eos is None:
+        raise TadError(f"{folder / 'config.json'}: no end token; set eos_token_id")
+    pad = find("pad", getattr(tokenizer, "pad_token", None))
+    bos = known.get(getattr(tokenizer, "bos_token", None) or "")
+    return SpecialTokens(
+        mask=mask, eos=eos, pad=eos if pad is None else pad, bos=bos, eot=known.get(family.end_of_turn_text)
+    )
