@@ -36,8 +36,8 @@ class Decoder:
 
     schedule: Schedule
     rule: Rule
-    cache: Cache = NoCache()
-    sampling: Sampling = Sampling()
+    cache: Cache = field(default_factory=NoCache)
+    sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = "end"
     first_opens: bool = False
     """In a shifted family, the forward that opens a block reveals the block's first position and nothing else."""
