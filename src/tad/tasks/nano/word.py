@@ -1,0 +1,211 @@
+"""Word problems about things that people gain, lose, pack and share; the level is the number of calculations (1 to 5).
+
+Counts stay within 0..199 and every number in a question below 100.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tad.tasks.nano.problem import NanoFamily, Problem
+
+LEVELS = (1, 2, 3, 4, 5)
+LARGEST = 199
+
+_PEOPLE = (
+    ("Mia", "she", "her"), ("Ben", "he", "him"), ("Ana", "she", "her"), ("Tom", "he", "him"),
+    ("Eva", "she", "her"), ("Sam", "he", "him"), ("Lily", "she", "her"), ("Noah", "he", "him"),
+    ("Zoe", "she", "her"), ("Max", "he", "him"), ("Ivy", "she", "her"), ("Leo", "he", "him"),
+)  # fmt: skip
+_THINGS = (
+    "apples", "books", "coins", "cards", "shells", "stamps",
+    "pencils", "marbles", "cookies", "beads", "eggs", "keys",
+)  # fmt: skip
+_BOXES = ("boxes", "bags", "jars", "baskets")
+
+_ASK_ADD = (
+    "{P} finds {k} more {things}.",
+    "{P} buys {k} more {things}.",
+    "{other} gives {him} {k} {things}.",
+)
+_ASK_SUB = ("{P} gives {k} {things} to {other}.", "{P} loses {k} {things}.", "{P} sells {k} {things}.")
+_ASK_PACKS = (
+    "{P} buys {k} {boxes} with {n} {things} each.",
+    "{P} finds {k} {boxes} with {n} {things} in each.",
+)
+_ASK_TIMES = ("Then {p} collects until {p} has {k} times as many.", "A year later {p} has {k} times as many.")
+_ASK_SHARE = (
+    "{P} splits the {things} equally into {k} {boxes} and keeps one.",
+    "{P} shares the {things} equally among {k} people, including {himself}.",
+)
+_SAY_ADD = (
+    "With {k} more there are {v} + {k} = {w} {things}.",
+    "Then {p} has {v} + {k} = {w} {things}.",
+    "Adding {k} makes {v} + {k} = {w} {things}.",
+)
+_SAY_SUB = (
+    "Without {k} there are {v} - {k} = {w} {things}.",
+    "Then {p} has {v} - {k} = {w} {things}.",
+    "Taking away {k} leaves {v} - {k} = {w} {things}.",
+)
+_SAY_PACKS = (
+    "The {boxes} hold {k} * {n} = {w} {things}.",
+    "In the {boxes} there are {k} * {n} = {w} {things}.",
+    "That is {k} * {n} = {w} new {things}.",
+)
+_SAY_TIMES = (
+    "{k} times as many is {v} * {k} = {w} {things}.",
+    "Then {p} has {v} * {k} = {w} {things}.",
+    "It grows to {v} * {k} = {w} {things}.",
+)
+_SAY_SHARE = (
+    "One part of {k} is {v} / {k} = {w} {things}.",
+    "Then {p} has {v} / {k} = {w} {things}.",
+    "Each share is {v} / {k} = {w} {things}.",
+)
+_SAY_OTHER = (
+    "{other} has {v} {sign} {k} = {w} {things}.",
+    "For {other} it is {v} {sign} {k} = {w} {things}.",
+    "So {other} owns {v} {sign} {k} = {w} {things}.",
+)
+_SAY_BOTH = (
+    "Together they have {v} + {n} = {w} {things}.",
+    "Both have {v} + {n} = {w} {things}.",
+    "The total is {v} + {n} = {w} {things}.",
+)
+_SAY_GOAL = (
+    "So {p} needs {k} - {v} = {w} more {things}.",
+    "There are {k} - {v} = {w} {things} missing.",
+    "To reach {k} it takes {k} - {v} = {w} {things}.",
+)
+_BEGIN = (
+    "{name} has {v} {things} at first.",
+    "At the start there are {v} {things}.",
+    "We begin with {v} {things}.",
+)
+
+
+@dataclass(frozen=True)
+class WordPlan:
+    """A start, then events: ("add", k), ("packs", m, n), ...; `goal`, `more` and `fewer` end a story."""
+
+    start: int
+    events: tuple[tuple[str | int, ...], ...]
+    level: int
+
+
+def draw(rng: random.Random) -> WordPlan:
+    level = rng.choice(LEVELS)
+    value = start = rng.randint(2, rng.choice((20, 50, 99)))
+    events: list[tuple[str | int, ...]] = []
+    left = level
+    while left:
+        event, after, cost = _draw_event(rng, value, left)
+        if cost:
+            events.append(event)
+            value, left = after, left - cost
+    return WordPlan(start, tuple(events), level)
+
+
+def _draw_event(rng: random.Random, value: int, left: int) -> tuple[tuple[str | int, ...], int, int]:
+    """One event, the count after it, and how many calculations it takes; 0 where this draw does not fit."""
+    none = (("none",), value, 0)
+    name = rng.choice(("add", "add", "sub", "sub", "packs", "times", "share", "end"))
+    if name == "end":
+        if left == 1:
+            goal = rng.randint(2, 99)
+            return (("goal", goal), goal - value, 1) if goal > value else none
+        if left == 2:
+            which = rng.choice(("more", "fewer"))
+            k = rng.randint(1, 40)
+            other = value + k if which == "more" else value - k
+            return ((which, k), value + other, 2) if other > 0 and value + other <= LARGEST else none
+        return none
+    if name == "add":
+        k = rng.randint(1, rng.choice((10, 50, 99)))
+        return (("add", k), value + k, 1) if value + k <= LARGEST else none
+    if name == "sub":
+        k = rng.randint(1, rng.choice((10, 50, 99)))
+        return (("sub", k), value - k, 1) if k <= value else none
+    if name == "packs":
+        m, n = rng.randint(2, 9), rng.randint(2, 12)
+        return (("packs", m, n), value + m * n, 2) if left > 1 and value + m * n <= LARGEST else none
+    if name == "times":
+        k = rng.randint(2, 4)
+        return (("times", k), value * k, 1) if 1 < value <= 49 and value * k <= LARGEST else none
+    k = rng.randint(2, 6)
+    return (("share", k), value // k, 1) if value >= k and value <= 99 and value % k == 0 else none
+
+
+def key(plan: WordPlan) -> str:
+    return f"word {plan.start} " + " ".join("-".join(map(str, event)) for event in plan.events)
+
+
+def write(plan: WordPlan, rng: random.Random) -> Problem:
+    (name, p, him), (other, _, _) = rng.sample(_PEOPLE, 2)
+    words = {
+        "name": name, "p": p, "P": p.capitalize(), "him": him, "himself": him + "self", "other": other,
+        "things": rng.choice(_THINGS), "boxes": rng.choice(_BOXES),
+    }  # fmt: skip
+    style = rng.randrange(3)
+    asks = [f"{name} has {plan.start} {words['things']}."]
+    says: list[str] = []
+    sums: list[str] = []
+    if plan.level < 5:  # the longest stories do without an opening, to stay short
+        says.append(_BEGIN[style].format(v=plan.start, **words))
+
+    def say(forms: tuple[str, ...], equation: str, **numbers: int | str) -> None:
+        says.append(forms[style].format(**numbers, **words))
+        sums.append(equation)
+
+    value = plan.start
+    last = "How many {things} does {name} have now?"
+    for event in plan.events:
+        what, k = str(event[0]), int(event[1])
+        if what == "add":
+            asks.append(rng.choice(_ASK_ADD).format(k=k, **words))
+            say(_SAY_ADD, f"{value} + {k} = {value + k}", v=value, k=k, w=value + k)
+            value += k
+        elif what == "sub":
+            asks.append(rng.choice(_ASK_SUB).format(k=k, **words))
+            say(_SAY_SUB, f"{value} - {k} = {value - k}", v=value, k=k, w=value - k)
+            value -= k
+        elif what == "packs":
+            n = int(event[2])
+            asks.append(rng.choice(_ASK_PACKS).format(k=k, n=n, **words))
+            say(_SAY_PACKS, f"{k} * {n} = {k * n}", k=k, n=n, w=k * n)
+            say(_SAY_ADD, f"{value} + {k * n} = {value + k * n}", v=value, k=k * n, w=value + k * n)
+            value += k * n
+        elif what == "times":
+            asks.append(rng.choice(_ASK_TIMES).format(k=k, **words))
+            say(_SAY_TIMES, f"{value} * {k} = {value * k}", v=value, k=k, w=value * k)
+            value *= k
+        elif what == "share":
+            asks.append(rng.choice(_ASK_SHARE).format(k=k, **words))
+            say(_SAY_SHARE, f"{value} / {k} = {value // k}", v=value, k=k, w=value // k)
+            value //= k
+        elif what == "goal":
+            asks.append(f"{words['P']} wants {k} {words['things']}.")
+            say(_SAY_GOAL, f"{k} - {value} = {k - value}", v=value, k=k, w=k - value)
+            value, last = k - value, "How many more does {p} need?"
+        else:
+            sign = "+" if what == "more" else "-"
+            theirs = value + k if what == "more" else value - k
+            asks.append(f"{other} has {k} {what} {words['things']} than {him}.")
+            say(_SAY_OTHER, f"{value} {sign} {k} = {theirs}", v=value, k=k, w=theirs, sign=sign)
+            say(_SAY_BOTH, f"{value} + {theirs} = {value + theirs}", v=value, n=theirs, w=value + theirs)
+            value, last = value + theirs, "How many {things} do they have together?"
+    asks.append(last.format(**words))
+    return Problem(
+        kind="story",
+        level=plan.level,
+        key=key(plan),
+        question=" ".join(asks),
+        reference=", ".join(sums),
+        solution=" ".join(says) + f"\n#### {value}",
+        answer=value,
+    )
+
+
+WORD: NanoFamily[WordPlan] = NanoFamily("nano-word", draw, key, write)
