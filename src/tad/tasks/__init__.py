@@ -38,6 +38,9 @@ _FACTORIES: dict[str, str] = {
     "mbpp-instruct": "tad.tasks.mbpp:MbppInstruct",
     "kodcode": "tad.tasks.kodcode:KodCode",
     "jsonl": "tad.tasks.jsonl:Jsonl",
+    "nano-word": "tad.tasks.nano.task:NanoWord",
+    "nano-math": "tad.tasks.nano.task:NanoMath",
+    "nano-code": "tad.tasks.nano.task:NanoCode",
 }
 
 # (training task, evaluation task) -> why a score of the second means nothing after training on the first.

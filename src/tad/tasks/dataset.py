@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,18 +33,20 @@ class DatasetTask(Task):
         split = self.check_split(split)
         if split not in self._examples:
             rows = (row for row in self.source.read(split, self.data_dir) if self.select(row, split))
-            examples = [self.build(row, split, index) for index, row in enumerate(rows)]
-            if not examples:
-                raise TadError(f"task '{self.name}' split '{split}' is empty ({self.where(split)})")
-            seen: set[str] = set()
-            for example in examples:
-                if example.id in seen:
-                    raise TadError(
-                        f"task '{self.name}' split '{split}': the id '{example.id}' occurs twice ({self.where(split)})"
-                    )
-                seen.add(example.id)
-            self._examples[split] = examples
+            self._examples[split] = self.collect(rows, split)
         return self._examples[split]
+
+    def collect(self, rows: Iterable[Row], split: str) -> list[Example]:
+        """Examples of rows; none at all, or two with one name, is an error."""
+        examples: dict[str, Example] = {}
+        for index, row in enumerate(rows):
+            example = self.build(row, split, index)
+            if example.id in examples:
+                raise TadError(f"{row.place}: the id '{example.id}' occurs twice")
+            examples[example.id] = example
+        if not examples:
+            raise TadError(f"task '{self.name}' split '{split}' is empty ({self.where(split)})")
+        return list(examples.values())
 
     def where(self, split: str | None = None) -> str:
         return self.source.where(self.check_split(split), self.data_dir)

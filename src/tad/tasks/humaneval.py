@@ -1,0 +1,61 @@
+"""HumanEval: complete a Python function from its signature and docstring.
+
+`humaneval` is what TAD evaluated LLaDA with: its own wrapper around the harness's `humaneval` prompt, an answer in a
+fence, sanitized together with the prompt. `humaneval-instruct` is what it evaluated Dream with: the harness's
+`humaneval_instruct`, where the assistant's turn already holds the prompt inside an open fence and the model goes on.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tad.tasks.code import cut_python_fence, sanitize
+from tad.tasks.programming import ProgrammingTask
+from tad.tasks.sandbox import Job
+from tad.tasks.source import Row, Source
+from tad.tasks.task import Example, Prompt
+
+REQUEST = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{prompt}\n```\n"
+STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+
+
+class HumanEval(ProgrammingTask):
+    name = "humaneval"
+    splits = ("test",)
+    templates: ClassVar[tuple[str, ...]] = ("tad", "plain")
+    source = Source(
+        "humaneval",
+        hub_id="openai/openai_humaneval",
+        hub_files={"test": ("openai_humaneval/test-*.parquet",)},
+    )
+
+    def build(self, row: Row, split: str, index: int) -> Example:
+        prompt, solution = row.text("prompt"), row.text("canonical_solution")
+        meta = {"entry_point": row.text("entry_point")}
+        return Example(row.text("task_id"), prompt, prompt + solution, row.text("test"), meta=meta)
+
+    def prompt(self, example: Example, template: str = "tad") -> Prompt:
+        self.check_template(template)
+        if template == "plain":
+            return Prompt.from_user(example.question, stop=STOP)
+        # The space at the end is the published wrapper's. No stop strings: it keeps everything up to the end of text.
+        return Prompt.from_user(REQUEST.format(prompt=example.question) + " ")
+
+    def extract(self, example: Example, text: str) -> str:
+        return sanitize(f"{example.question}\n{cut_python_fence(text)}", example.meta["entry_point"])
+
+    def job(self, example: Example, program: str) -> Job:
+        return Job(program, f"{example.answer}\ncheck({example.meta['entry_point']})")
+
+
+class HumanEvalInstruct(HumanEval):
+    name = "humaneval-instruct"
+    templates = ("tad",)
+
+    def prompt(self, example: Example, template: str = "tad") -> Prompt:
+        self.check_template(template)
+        prefix = f"Here is the completed function:\n```python\n{example.question}\n"
+        return Prompt.from_user(REQUEST.format(prompt=example.question), prefix=prefix, stop=STOP)
+
+    def extract(self, example: Example, text: str) -> str:
+        return example.question + text.split("```")[0]

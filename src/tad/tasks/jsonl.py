@@ -1,0 +1,141 @@
+"""Your own task: a file of questions with an answer or with tests.
+
+A row of the jsonl (or jsonl.gz, or parquet) file has `question`, and either `answer` (a number, a LaTeX expression or
+plain text) or `tests` (Python source, or a list of asserts, that a program must pass). Optional: `id`, `reference` (what
+a teacher may read; default: the answer), `level`, `grader` (`number`, `math` or `text`; default: `number` if the answer
+is one, else `math`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from tad.errors import TadError
+from tad.tasks.code import first_fence
+from tad.tasks.competition import Math, find_answer
+from tad.tasks.dataset import DatasetTask
+from tad.tasks.numeric import find_numbers, grade_number
+from tad.tasks.sandbox import Job, Sandbox
+from tad.tasks.source import Row, read_rows
+from tad.tasks.task import Example, Progress, Prompt, Verdict
+
+GRADERS = ("number", "math", "text", "tests")
+
+
+class Jsonl(DatasetTask):
+    name = "jsonl"
+    splits = ("all",)
+    default_split = "all"
+    templates = ("tad", "plain")
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        path: str | Path | None = None,
+        contained: bool = True,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        """`path` is the file; a relative one is looked up in `data_dir` if it is not here."""
+        super().__init__(data_dir)
+        if path is None:
+            raise TadError("task 'jsonl' needs a file: write jsonl:FILE")
+        here = Path(path)
+        self.path = here if here.is_file() or data_dir is None else Path(data_dir) / here
+        self.sandbox = sandbox or Sandbox(contained=contained)
+        self._math = Math()
+
+    def examples(self, split: str | None = None) -> list[Example]:
+        split = self.check_split(split)
+        if split not in self._examples:
+            self._examples[split] = self.collect(read_rows(self.path), split)
+        return self._examples[split]
+
+    def where(self, split: str | None = None) -> str:
+        return str(self.path)
+
+    def build(self, row: Row, split: str, index: int) -> Example:
+        question = row.text("question")
+        grader, answer = _read_gold(row)
+        reference = row.get("reference", answer if isinstance(answer, str) else str(row.get("answer")))
+        level = row.get("level")
+        return Example(
+            str(row.get("id", index)),
+            question,
+            str(reference),
+            answer,
+            level=None if level is None else str(level),
+            meta={"grader": grader},
+        )
+
+    def prompt(self, example: Example, template: str = "tad") -> Prompt:
+        self.check_template(template)
+        return Prompt.from_user(example.question)
+
+    def grade(self, example: Example, text: str) -> Verdict:
+        return self.grade_many([(example, text)], workers=1)[0]
+
+    def grade_many(
+        self,
+        pairs: Iterable[tuple[Example, str]],
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Verdict]:
+        pairs = list(pairs)
+        chosen = {
+            name: [n for n, (example, _) in enumerate(pairs) if example.meta["grader"] == name]
+            for name in GRADERS
+        }
+        verdicts: dict[int, Verdict] = {}
+        for number in chosen["number"]:
+            verdicts[number] = grade_number(Fraction(pairs[number][0].answer), pairs[number][1])
+        for number in chosen["text"]:
+            verdicts[number] = _grade_text(*pairs[number])
+        if progress is not None and verdicts:
+            progress(len(verdicts))
+        math = self._math.grade_many((pairs[number] for number in chosen["math"]), workers, progress)
+        verdicts.update(zip(chosen["math"], math, strict=True))
+        jobs = [_job(*pairs[number]) for number in chosen["tests"]]
+        if jobs:
+            outcomes = self.sandbox.run_many(jobs, workers, progress)
+            for number, job, outcome in zip(chosen["tests"], jobs, outcomes, strict=True):
+                verdicts[number] = Verdict(outcome.passed, outcome.reason, job.program)
+        return [verdicts[number] for number in range(len(pairs))]
+
+
+def _read_gold(row: Row) -> tuple[str, Any]:
+    if row.get("tests") is not None:
+        tests = row["tests"]
+        source = "\n".join(row.texts("tests")) if isinstance(tests, list) else row.text("tests")
+        if not source.strip():
+            raise TadError(f"{row.place}: field 'tests' is empty")
+        return "tests", source
+    if row.get("answer") is None:
+        raise TadError(
+            f"{row.place}: field 'answer' or 'tests' is missing (the row has: {', '.join(sorted(row.values))})"
+        )
+    answer = str(row["answer"]).strip()
+    numbers = find_numbers(answer)
+    whole = len(numbers) == 1 and numbers[0].text == answer
+    grader = row.get("grader", "number" if whole else "math")
+    if grader not in GRADERS[:3]:
+        raise TadError(f"{row.place}: field 'grader' is '{grader}', it should be number, math or text")
+    if grader == "number":
+        if not whole:
+            raise TadError(f"{row.place}: field 'answer' is not a number: {answer!r}")
+        return grader, numbers[0].value
+    return grader, answer
+
+
+def _grade_text(example: Example, text: str) -> Verdict:
+    """Equality with the answer, or with what the text boxes, but for case and spacing."""
+    given = find_answer(text) or text
+    equal = " ".join(given.split()).casefold() == " ".join(str(example.answer).split()).casefold()
+    return Verdict(equal, "equal" if equal else f"expected {example.answer}", given)
+
+
+def _job(example: Example, text: str) -> Job:
+    fenced = first_fence(text)
+    return Job(text if fenced is None else fenced, example.answer)

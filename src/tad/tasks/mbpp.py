@@ -1,0 +1,124 @@
+"""MBPP: write a Python function from a sentence and three asserts.
+
+`mbpp` is what TAD evaluated LLaDA with: the harness's three-shot `mbpp` text in one user turn, the answer sanitized.
+`mbpp-instruct` is what it evaluated Dream with: the harness's `mbpp_instruct` without examples, where the assistant's
+turn opens a fence. Problems 1-10 are for prompts, 11-510 test, 511-600 validation, 601-974 train.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from tad.errors import TadError
+from tad.tasks.code import cut_python_fence, sanitize
+from tad.tasks.programming import ProgrammingTask
+from tad.tasks.sandbox import Job
+from tad.tasks.source import Row, Source
+from tad.tasks.task import Example, Prompt
+
+RANGES = {
+    "prompt": range(1, 11),
+    "test": range(11, 511),
+    "validation": range(511, 601),
+    "train": range(601, 975),
+}
+
+# The published three examples (problems 2, 3 and 4), with the line ends of the dataset.
+SHOTS = (
+    (
+        "Write a function to find the similar elements from the given two tuple lists.",
+        (
+            "assert similar_elements((3, 4, 5, 6),(5, 7, 4, 10)) == (4, 5)",
+            "assert similar_elements((1, 2, 3, 4),(5, 4, 3, 7)) == (3, 4)",
+            "assert similar_elements((11, 12, 14, 13),(17, 15, 14, 13)) == (13, 14)",
+        ),
+        "def similar_elements(test_tup1, test_tup2):\r\n  res = tuple(set(test_tup1) & set(test_tup2))\r\n  return (res) ",
+    ),
+    (
+        "Write a python function to identify non-prime numbers.",
+        (
+            "assert is_not_prime(2) == False",
+            "assert is_not_prime(10) == True",
+            "assert is_not_prime(35) == True",
+        ),
+        "import math\r\ndef is_not_prime(n):\r\n    result = False\r\n    for i in range(2,int(math.sqrt(n)) + 1):\r\n"
+        "        if n % i == 0:\r\n            result = True\r\n    return result",
+    ),
+    (
+        "Write a function to find the largest integers from a given list of numbers using heap queue algorithm.",
+        (
+            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22, 58],3)==[85, 75, 65] ",
+            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22, 58],2)==[85, 75] ",
+            "assert heap_queue_largest( [25, 35, 22, 85, 14, 65, 75, 22, 58],5)==[85, 75, 65, 58, 35]",
+        ),
+        "import heapq as hq\r\ndef heap_queue_largest(nums,n):\r\n  largest_nums = hq.nlargest(n, nums)\r\n  return largest_nums",
+    ),
+)
+
+
+class Mbpp(ProgrammingTask):
+    name = "mbpp"
+    splits = ("train", "validation", "test", "prompt")
+    templates: ClassVar[tuple[str, ...]] = ("tad", "zero-shot")
+    source = Source(
+        "mbpp",
+        hub_id="google-research-datasets/mbpp",
+        hub_files={split: (f"full/{split}-*.parquet",) for split in RANGES},
+        whole="mbpp",
+    )
+
+    def select(self, row: Row, split: str) -> bool:
+        return row["task_id"] in RANGES[split]
+
+    def build(self, row: Row, split: str, index: int) -> Example:
+        asserts = row.texts("test_list")
+        if len(asserts) < 3:
+            raise TadError(f"{row.place}: field 'test_list' should hold at least three asserts")
+        meta = {"tests": tuple(asserts), "setup": row.get("test_setup_code", "")}
+        return Example(
+            f"mbpp/{row['task_id']}", row.text("text"), row.text("code"), "\n".join(asserts[:3]), meta=meta
+        )
+
+    def prompt(self, example: Example, template: str = "tad") -> Prompt:
+        self.check_template(template)
+        shots = "".join(
+            f"{_request(text, tests)}{code}\n[DONE]\n\n" for text, tests, code in SHOTS if template == "tad"
+        )
+        return Prompt.from_user(shots + _request(example.question, example.meta["tests"]), stop=("[DONE]",))
+
+    def extract(self, example: Example, text: str) -> str:
+        return sanitize(cut_python_fence(text))
+
+    def job(self, example: Example, program: str) -> Job:
+        return Job(program, f"{example.meta['setup']}\n{example.answer}")
+
+
+class MbppInstruct(Mbpp):
+    name = "mbpp-instruct"
+    templates = ("tad",)
+
+    def prompt(self, example: Example, template: str = "tad") -> Prompt:
+        self.check_template(template)
+        tests = "\n".join(example.meta["tests"][:3])
+        content = (
+            f"You are an expert Python programmer, and here is your task:\n{example.question}\n"
+            f"Your code should pass these tests:\n{tests}"
+        )
+        return Prompt.from_user(content, prefix="\n```python\n")
+
+    def extract(self, example: Example, text: str) -> str:
+        """The published rule: the first complete fenced block, counting the fence that the prefix has opened."""
+        for candidate in ("```" + text, text.replace("```python", "```")):
+            match = re.search(r"```(?:\w+)?\n?(.*?)\n?```", candidate, re.DOTALL)
+            if match:
+                return match[1]
+        return ""
+
+
+def _request(text: str, tests: tuple[str, ...]) -> str:
+    listing = "\n".join(tests[:3])
+    return (
+        f"You are an expert Python programmer, and here is your task: {text} "
+        f"Your code should pass these tests:\n\n{listing}\n[BEGIN]\n"
+    )

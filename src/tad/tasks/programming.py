@@ -1,0 +1,56 @@
+"""A task whose answers are programs: texts become jobs for the sandbox, outcomes become verdicts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from tad.tasks.dataset import DatasetTask
+from tad.tasks.sandbox import Job, Limits, Outcome, Sandbox
+from tad.tasks.task import Example, Progress, Verdict
+
+
+class ProgrammingTask(DatasetTask):
+    """Subclasses say which program a text holds and which tests it must pass."""
+
+    limits: ClassVar[Limits] = Limits()
+    packages: ClassVar[bool] = False
+    """Whether programs may import what is installed next to tad."""
+
+    def __init__(
+        self, data_dir: str | Path | None = None, contained: bool = True, sandbox: Sandbox | None = None
+    ) -> None:
+        """`contained=False` runs generated programs without a sandbox: next to your files, with your rights."""
+        super().__init__(data_dir)
+        self.sandbox = sandbox or Sandbox(self.limits, contained=contained, packages=self.packages)
+
+    @abstractmethod
+    def extract(self, example: Example, text: str) -> str:
+        """The program a text answers with."""
+
+    @abstractmethod
+    def job(self, example: Example, program: str) -> Job:
+        """A program together with the tests of an example."""
+
+    def grade(self, example: Example, text: str) -> Verdict:
+        return self.grade_many([(example, text)], workers=1)[0]
+
+    def grade_many(
+        self,
+        pairs: Iterable[tuple[Example, str]],
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Verdict]:
+        programs = [(example, self.extract(example, text)) for example, text in pairs]
+        jobs = [self.job(example, program) for example, program in programs if program.strip()]
+        outcomes = iter(self.sandbox.run_many(jobs, workers, progress))
+        return [_verdict(program, outcomes) for _, program in programs]
+
+
+def _verdict(program: str, outcomes: Iterable[Outcome]) -> Verdict:
+    if not program.strip():
+        return Verdict(False, "no program found")
+    outcome = next(iter(outcomes))
+    return Verdict(outcome.passed, outcome.reason, program)
