@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
+from tad.errors import TadError
 from tad.models.attention import AttentionRule, attend
 from tad.models.cache import KVCache
 
@@ -289,6 +290,10 @@ class MaskedDiffusionModel(PreTrainedModel):
             [_device_of(layer) for layer in self.layers()],
         )
 
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """PEFT looks this name up when an adapter calls itself a causal language model; nothing may call it."""
+        raise TadError("masked-diffusion models do not generate left to right; use a decoder of this package")
+
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding()
 
@@ -300,7 +305,10 @@ class MaskedDiffusionModel(PreTrainedModel):
 
 
 def _device_of(layer: nn.Module) -> torch.device:
-    """Where a layer computes: its weights' device, or the one accelerate moves offloaded weights to."""
-    hook = getattr(layer, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
-    return next(layer.parameters()).device if device is None else torch.device(device)
+    """Where a layer computes: its weights' device, or the one accelerate brings offloaded weights to."""
+    device = next(layer.parameters()).device
+    if device.type != "meta":
+        return device
+    hooks = (getattr(module, "_hf_hook", None) for module in layer.modules())
+    found = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((where for where in found if where is not None), device))

@@ -1,0 +1,374 @@
+"""tad.load: what it accepts, what it refuses and in which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import edit_json, tiny_model, write_checkpoint
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import tad
+from tad.errors import TadError
+from tad.models.checkpoint import locate, parse_dtype
+
+FAMILIES = ("llada", "dream")
+IDS = torch.arange(20)[None]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shard", ["5GB", "60KB"])
+def test_loads_single_and_sharded_directories_bit_equal(tmp_path: Path, family: str, shard: str) -> None:
+    folder = write_checkpoint(tmp_path / "model", family, shard=shard)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (shard == "60KB")
+    lm = tad.load(folder)
+    assert torch.equal(lm.model(IDS).logits, tiny_model(family)(IDS).logits)
+    assert (lm.family.name, lm.context, lm.tokenizer, lm.adapter) == (family, 256, None, None)
+    assert not lm.model.training
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("auto", [AutoModel, AutoModelForCausalLM])
+def test_auto_classes_need_no_remote_code(tmp_path: Path, family: str, auto: type) -> None:
+    folder = write_checkpoint(tmp_path / "model", family)
+    assert "auto_map" in json.loads((folder / "config.json").read_text())
+    assert AutoConfig.from_pretrained(folder).model_type == {"llada": "llada", "dream": "Dream"}[family]
+    model = auto.from_pretrained(folder)
+    assert type(model).__module__.startswith("tad.")
+    assert torch.equal(model(IDS).logits, tiny_model(family)(IDS).logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_auto_model_runs_our_code_even_where_remote_code_is_trusted(tmp_path: Path, family: str) -> None:
+    folder = write_checkpoint(tmp_path / "model", family)
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("tad.")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)]
+)
+def test_dtype_by_name_or_torch_dtype(tmp_path: Path, name: str | torch.dtype, dtype: torch.dtype) -> None:
+    lm = tad.load(write_checkpoint(tmp_path / "model", "dream"), dtype=name)
+    assert {parameter.dtype for parameter in lm.model.parameters()} == {dtype} == {lm.dtype}
+    assert lm.model(IDS).logits.dtype == dtype
+
+
+@pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
+def test_dtype_defaults_to_what_the_config_says(tmp_path: Path, field: str) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada")
+    edit_json(folder / "config.json", torch_dtype=None)
+    edit_json(folder / "config.json", **{field: "bfloat16"})
+    assert tad.load(folder).dtype == torch.bfloat16
+
+
+def test_dtype_defaults_to_the_stored_one_where_the_config_is_silent(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada")
+    edit_json(folder / "config.json", torch_dtype=None)
+    weights = folder / "model.safetensors"
+    save_file({name: value.to(torch.float16) for name, value in load_file(weights).items()}, weights)
+    assert tad.load(folder).dtype == torch.float16
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, "auto"])
+def test_device_map(tmp_path: Path, device_map: str | dict[str, str]) -> None:
+    lm = tad.load(write_checkpoint(tmp_path / "model", "dream"), device_map=device_map)
+    ids = IDS.to(lm.device)
+    assert torch.allclose(lm.model(ids).logits.cpu(), tiny_model("dream")(IDS).logits, atol=1e-4)
+
+
+def test_weights_offloaded_by_accelerate_still_compute_and_cache(tmp_path: Path) -> None:
+    from accelerate import cpu_offload
+
+    model = tiny_model("llada")
+    expected = model(IDS).logits
+    cpu_offload(model, execution_device="cpu")
+    cache = model.new_cache(1, 20)
+    assert torch.equal(model(IDS, cache=cache, at=slice(0, 20)).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llada", {"n_kv_heads": 2}),
+        ("llada", {"n_kv_heads": None, "multi_query_attention": True}),
+        ("llada", {"weight_tying": True}),
+        ("llada", {"n_kv_heads": 1, "weight_tying": True, "mlp_hidden_size": 112}),
+        ("llada", {"include_qkv_bias": True}),
+        ("llada", {"include_bias": True}),
+        ("dream", {"tie_word_embeddings": True}),
+        ("dream", {"num_key_value_heads": 4}),
+    ],
+)
+def test_other_shapes_of_a_family_load_bit_equal(tmp_path: Path, family: str, changes: dict) -> None:
+    folder = write_checkpoint(tmp_path / "model", family, **changes)
+    lm = tad.load(folder)
+    assert torch.equal(lm.model(IDS).logits, tiny_model(family, **changes)(IDS).logits)
+
+
+@pytest.mark.parametrize(("family", "field"), [("llada", "weight_tying"), ("dream", "tie_word_embeddings")])
+def test_a_tied_model_stores_no_head_but_accepts_a_copy_of_the_embedding(
+    tmp_path: Path, family: str, field: str
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", family, **{field: True})
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    names = tad.load(folder).family.names
+    assert f"{names.head}.weight" not in tensors
+    tensors[f"{names.head}.weight"] = tensors[f"{names.embed}.weight"].clone()
+    save_file(tensors, weights)
+    assert torch.equal(tad.load(folder).model(IDS).logits, tiny_model(family, **{field: True})(IDS).logits)
+    tensors[f"{names.head}.weight"] += 1
+    save_file(tensors, weights)
+    with pytest.raises(TadError, match="is not part of the network"):
+        tad.load(folder)
+
+
+def remove_shard(folder: Path) -> None:
+    next(iter(sorted(folder.glob("model-*.safetensors")))).unlink()
+
+
+def truncate(folder: Path) -> None:
+    shard = sorted(folder.glob("model-*.safetensors"))[-1]
+    shard.write_bytes(shard.read_bytes()[:-10])
+
+
+def truncate_in_header(folder: Path) -> None:
+    shard = sorted(folder.glob("model-*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:100])
+
+
+def empty_shard(folder: Path) -> None:
+    sorted(folder.glob("model-*.safetensors"))[0].write_bytes(b"")
+
+
+def garble_header(folder: Path) -> None:
+    shard = sorted(folder.glob("model-*.safetensors"))[0]
+    content = bytearray(shard.read_bytes())
+    content[8:12] = b"\xff\xff\xff\xff"
+    shard.write_bytes(content)
+
+
+def drop_tensor(folder: Path) -> None:
+    shard = sorted(folder.glob("model-*.safetensors"))[0]
+    tensors = load_file(shard)
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, shard)
+
+
+def misplace_index_entry(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    values["weight_map"]["model.invented.weight"] = next(iter(values["weight_map"].values()))
+    index.write_text(json.dumps(values))
+
+
+def escape_the_folder(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    values["weight_map"] = dict.fromkeys(values["weight_map"], "../elsewhere.safetensors")
+    index.write_text(json.dumps(values))
+
+
+def only_pickles(folder: Path) -> None:
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+
+
+def no_weights(folder: Path) -> None:
+    for file in folder.glob("model*"):
+        file.unlink()
+
+
+def edit(**changes: object) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+def write_config(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "config.json").write_text(text)
+
+    return write
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing shard": (remove_shard, r"model-00001-of-\d+.safetensors: missing, though .*index.json names it"),
+    "truncated shard": (truncate, r"model-\S+.safetensors: is truncated"),
+    "truncated header": (truncate_in_header, r"model-00001\S+: is truncated or not a safetensors file"),
+    "empty shard": (empty_shard, r"model-00001\S+: is truncated or not a safetensors file"),
+    "garbled header": (garble_header, r"model-00001\S+: its safetensors header cannot be read"),
+    "lost tensor": (drop_tensor, r"index.json: says \S+ is in model-00001"),
+    "index names a tensor nobody has": (misplace_index_entry, r"says model.invented.weight is in"),
+    "index points outside": (escape_the_folder, r"weight_map should map tensor names to files next to it"),
+    "pickles only": (only_pickles, r"only pickled weights here"),
+    "no weights": (no_weights, r"no weights here \(expected model.safetensors"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), r"config.json: missing"),
+    "config is not JSON": (write_config("{"), r"config.json: is not valid JSON"),
+    "config is a list": (write_config("[]"), r"config.json: should hold a JSON object, holds a list"),
+    "unknown model_type": (
+        edit(model_type="gpt2"),
+        r"model_type 'gpt2' is not supported; known: Dream, llada",
+    ),
+    "no model_type": (edit(model_type=None), r"model_type None is not supported"),
+    "wrong width": (edit(d_model=128), r"wte.weight has shape \[320, 64\], config.json implies \[320, 128\]"),
+    "wrong MLP": (
+        edit(mlp_hidden_size=100),
+        r"ff_proj.weight has shape \[96, 64\], config.json implies \[100, 64\]",
+    ),
+    "more layers": (edit(n_layers=3), r"model.transformer.blocks.2.\S+ is missing from the weights"),
+    "fewer layers": (edit(n_layers=1), r"blocks.1.\S+ is not part of the network config.json describes"),
+    "no layers": (edit(n_layers=0), r"layers should be a positive integer"),
+    "a width that is text": (edit(d_model="wide"), r"config.json: "),
+    "heads that do not fit": (edit(n_heads=5), r"do not fit together"),
+    "another block type": (edit(block_type="sequential"), r"block_type='sequential' is not supported"),
+    "no mask token": (edit(mask_token_id=None), r"no mask token; set mask_token_id"),
+    "no end token": (edit(eos_token_id=None), r"no end token; set eos_token_id"),
+    "mask id outside": (edit(mask_token_id=320), r"mask_token_id is 320, the vocabulary has 320 rows"),
+    "negative pad id": (edit(pad_token_id=-1), r"pad_token_id is -1"),
+    "mask id is text": (edit(mask_token_id="m"), r"mask_token_id is 'm'"),
+    "unknown dtype": (edit(torch_dtype="int8"), r"dtype 'int8' is not supported"),
+}
+
+
+@pytest.mark.parametrize("problem", BROKEN)
+def test_a_broken_directory_is_refused_in_one_line(tmp_path: Path, problem: str) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada", shard="60KB")
+    damage, words = BROKEN[problem]
+    damage(folder)
+    with pytest.raises(TadError, match=words) as caught:
+        tad.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_stored_twice_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "dream", shard="60KB")
+    first, second = sorted(folder.glob("model-*.safetensors"))[:2]
+    save_file({**load_file(second), **dict([next(iter(load_file(first).items()))])}, second)
+    with pytest.raises(TadError, match=r"has \S+, which model-00001\S+ has too"):
+        tad.load(folder)
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "dream")
+    for arguments, words in (
+        ({"dtype": "int4"}, "dtype 'int4' is not supported"),
+        ({"dtype": torch.int64}, "is not supported"),
+        ({"device": "teapot"}, "device 'teapot' is not known"),
+        ({"device": "cpu", "device_map": "auto"}, "either device or device_map"),
+        ({"attn_implementation": "eager"}, "attention 'eager' is not known"),
+    ):
+        with pytest.raises(TadError, match=words):
+            tad.load(folder, **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_asking_for_cuda_without_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="no CUDA device here"):
+        tad.load(write_checkpoint(tmp_path / "model", "dream"), device="cuda")
+
+
+def test_paths_that_are_no_directory_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for source, words in (
+        (file, "is a file"),
+        (tmp_path / "nothing", "no such directory"),
+        ("word", "no such"),
+    ):
+        with pytest.raises(TadError, match=words):
+            tad.load(source)
+
+
+def test_a_hub_id_downloads_text_and_safetensors_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada")
+    asked = {}
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.update(name=name, revision=revision, patterns=allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert tad.load("owner/name", revision="v1").family.name == "llada"
+    assert (asked["name"], asked["revision"]) == ("owner/name", "v1")
+    assert set(asked["patterns"]) == {"*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"}
+    locate("owner/name", weights=False)
+    assert "*.safetensors" not in asked["patterns"]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(*args: object, **kwargs: object) -> str:
+        raise LocalEntryNotFoundError("long story\nwith lines")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(
+        TadError, match="owner/name: no such directory, and the Hugging Face hub cannot be reached"
+    ):
+        tad.load("owner/name")
+
+
+def test_an_adapter_directory_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(TadError, match="is an adapter, not a model"):
+        tad.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_save_and_reload_keeps_every_bit_and_every_key(tmp_path: Path, family: str) -> None:
+    folder = write_checkpoint(tmp_path / "model", family)
+    tad.load(folder).model.save_pretrained(tmp_path / "again")
+    first, second = (
+        load_file(folder / "model.safetensors"),
+        load_file(tmp_path / "again" / "model.safetensors"),
+    )
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_released_key_names() -> None:
+    llada = set(tiny_model("llada").state_dict())
+    block = ["q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out", "attn_norm", "ff_norm"]
+    assert llada == {f"model.transformer.{name}.weight" for name in ("wte", "ln_f", "ff_out")} | {
+        f"model.transformer.blocks.{i}.{name}.weight" for i in range(2) for name in block
+    }
+    dream = set(tiny_model("dream").state_dict())
+    layer = {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.o_proj.weight"}
+    layer |= {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    layer |= {f"self_attn.{name}_proj.{kind}" for name in "qkv" for kind in ("weight", "bias")}
+    assert dream == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} | {
+        f"model.layers.{i}.{name}" for i in range(2) for name in layer
+    }
+
+
+def test_special_tokens_fall_back_to_the_generation_config(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "dream")
+    edit_json(folder / "config.json", mask_token_id=None, eos_token_id=None, pad_token_id=None)
+    (folder / "generation_config.json").write_text(
+        json.dumps({"mask_token_id": 7, "eos_token_id": [8, 9], "pad_token_id": None})
+    )
+    tokens = tad.load(folder).tokens
+    assert (tokens.mask, tokens.eos, tokens.pad, tokens.bos, tokens.eot) == (7, 8, 8, None, None)
+    assert tokens.ends == (8,)
+
+
+def test_parse_dtype_knows_every_name() -> None:
+    assert parse_dtype("torch.bfloat16") == parse_dtype("BF16") == torch.bfloat16
+    assert parse_dtype("half") == torch.float16
+    assert parse_dtype("fp32") == torch.float32
+
+
+def test_loading_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada", tokenizer=True)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    tad.load(copy)
+    assert {file.name: file.read_bytes() for file in copy.iterdir()} == before

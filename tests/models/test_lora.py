@@ -1,0 +1,189 @@
+"""Adapters: which layers, how many parameters, on and off, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import tiny_model, write_checkpoint
+
+import tad
+from tad.errors import TadError
+from tad.models import DREAM, FAMILIES, LLADA, LM
+from tad.models.lora import attach, lora_config
+from tad.models.shapes import build, shape_config
+
+NAMES = ("llada", "dream")
+IDS = torch.arange(20)[None]
+
+
+def randomise(lm: LM, seed: int = 3) -> None:
+    """Adapters start as zero; make this one do something."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0.0, 0.1, generator=generator)
+
+
+def adapted(folder: Path, family: str, rank: int = 4) -> LM:
+    lm = tad.load(write_checkpoint(folder, family))
+    torch.manual_seed(0)
+    lm.attach(rank=rank)
+    randomise(lm)
+    return lm
+
+
+def test_llada_8b_has_the_published_number_of_trainable_parameters() -> None:
+    model = build(shape_config("llada-8b"), "meta")
+    trainable, total = attach(model, LLADA, rank=128).get_nb_trainable_parameters()
+    assert (trainable, total - trainable) == (335_544_320, 8_015_581_184)
+
+
+@pytest.mark.parametrize("family", [LLADA, DREAM], ids=NAMES)
+def test_all_seven_projections_of_every_layer_are_adapted_and_the_head_never(family) -> None:
+    model = tiny_model(family.name)
+    attach(model, family, rank=2)
+    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    layers = range(model.shape.layers)
+    expected = {f"{family.names.layers}.{i}.{part}" for i in layers for part in family.names.projections}
+    assert adapted == expected
+    assert len(expected) == 7 * model.shape.layers
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert all("lora_" in name for name in trainable)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_fresh_adapter_changes_nothing_and_a_disabled_one_is_bit_equal_to_the_base(
+    tmp_path: Path, family: str
+) -> None:
+    lm = tad.load(write_checkpoint(tmp_path, family))
+    base = lm.model(IDS).logits
+    lm.attach(rank=4)
+    assert torch.equal(lm.model(IDS).logits, base)
+    randomise(lm)
+    assert not torch.allclose(lm.model(IDS).logits, base)
+    with lm.base() as model:
+        assert torch.equal(model(IDS).logits, base)
+    assert not torch.allclose(lm.model(IDS).logits, base)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_saved_adapter_comes_back_bit_equal_here_and_with_plain_peft(tmp_path: Path, family: str) -> None:
+    lm = adapted(tmp_path / "base", family)
+    lm.peft.save_pretrained(tmp_path / "adapter")
+    expected = lm.model(IDS).logits
+    again = tad.load(tmp_path / "base", adapter=tmp_path / "adapter")
+    assert torch.equal(again.model(IDS).logits, expected)
+    assert again.adapter == str(tmp_path / "adapter")
+    plain = PeftModel.from_pretrained(tiny_model(family), str(tmp_path / "adapter"))
+    assert torch.equal(plain(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_adapter_keys_are_the_ones_peft_gives_the_original_code(tmp_path: Path, family: str) -> None:
+    lm = adapted(tmp_path / "base", family)
+    lm.peft.save_pretrained(tmp_path / "adapter")
+    names = FAMILIES[lm.family.model_type].names
+    keys = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
+    assert set(keys) == {
+        f"base_model.model.{names.layers}.{i}.{part}.lora_{side}.weight"
+        for i in range(2)
+        for part in names.projections
+        for side in "AB"
+    }
+
+
+def test_an_adapter_trained_elsewhere_with_listed_targets_loads(tmp_path: Path) -> None:
+    """Published adapters name q_proj, k_proj, ... in a list and say they are causal language models."""
+    folder = write_checkpoint(tmp_path / "base", "dream")
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False
+    )
+    peft = get_peft_model(tiny_model("dream"), config)
+    peft.save_pretrained(tmp_path / "adapter")
+    lm = tad.load(folder, adapter=tmp_path / "adapter")
+    assert torch.equal(lm.model(IDS).logits, peft.eval()(IDS).logits)
+
+
+def test_an_adapter_for_another_family_is_refused(tmp_path: Path) -> None:
+    adapted(tmp_path / "dream", "dream").peft.save_pretrained(tmp_path / "adapter")
+    folder = write_checkpoint(tmp_path / "llada", "llada")
+    with pytest.raises(TadError, match="it is an adapter for dream, the model is llada"):
+        tad.load(folder, adapter=tmp_path / "adapter")
+
+
+def test_an_adapter_for_another_size_is_refused(tmp_path: Path) -> None:
+    adapted(tmp_path / "small", "llada").peft.save_pretrained(tmp_path / "adapter")
+    folder = write_checkpoint(tmp_path / "large", "llada", mlp_hidden_size=128)
+    words = r"ff_out.lora_A.weight has shape \[4, 96\], the model's \S+ff_out is \[64, 128\]"
+    with pytest.raises(TadError, match=words):
+        tad.load(folder, adapter=tmp_path / "adapter")
+
+
+def test_an_adapter_with_more_layers_is_refused(tmp_path: Path) -> None:
+    adapted(tmp_path / "base", "llada").peft.save_pretrained(tmp_path / "adapter")
+    folder = write_checkpoint(tmp_path / "short", "llada", n_layers=1)
+    with pytest.raises(
+        TadError, match=r"adapts model.transformer.blocks.1.\S+, which this model does not have"
+    ):
+        tad.load(folder, adapter=tmp_path / "adapter")
+
+
+def test_broken_adapter_directories_are_refused(tmp_path: Path) -> None:
+    folder, adapter = tmp_path / "base", tmp_path / "adapter"
+    adapted(folder, "llada").peft.save_pretrained(adapter)
+    config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
+    good_config, good_weights = config.read_text(), weights.read_bytes()
+
+    def refused(words: str) -> None:
+        with pytest.raises(TadError, match=words) as caught:
+            tad.load(folder, adapter=adapter)
+        assert "\n" not in str(caught.value)
+
+    weights.write_bytes(good_weights[:-1])
+    refused("adapter_model.safetensors: is truncated")
+    save_file({"x": torch.zeros(1)}, weights)
+    refused("holds no LoRA weights")
+    weights.unlink()
+    refused("adapter_model.safetensors: missing")
+    (adapter / "adapter_model.bin").write_bytes(b"")
+    refused("pickled weights are not read")
+    weights.write_bytes(good_weights)
+    config.write_text(json.dumps({**json.loads(good_config), "peft_type": "IA3"}))
+    refused("peft_type 'IA3' is not supported")
+    config.unlink()
+    refused("adapter_config.json: missing; this directory is not a PEFT adapter")
+    with pytest.raises(TadError, match="no such directory"):
+        tad.load(folder, adapter=tmp_path / "nowhere")
+
+
+def test_a_second_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="already attached"):
+        adapted(tmp_path, "llada").attach()
+
+
+def test_lora_config_has_a_scale_of_one_by_default() -> None:
+    config = lora_config(LLADA, rank=16)
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 16, 0.0)
+    with pytest.raises(TadError, match="at least 1"):
+        lora_config(LLADA, rank=0)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_adapters_train_under_gradient_checkpointing_as_without(tmp_path: Path, family: str) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        lm = adapted(tmp_path / str(checkpointing), family)
+        lm.model.train()
+        if checkpointing:
+            lm.model.gradient_checkpointing_enable({"use_reentrant": False})
+        lm.model(IDS).logits.logsumexp(-1).mean().backward()
+        gradients.append({n: p.grad.clone() for n, p in lm.model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert gradients[0]
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
