@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 from tad.errors import TadError
 
 if TYPE_CHECKING:
+    from tad.generation import Generation, generate
     from tad.models import LM, load
 
 __version__ = "0.1.0"
-__all__ = ["LM", "TadError", "__version__", "load"]
+__all__ = ["LM", "Generation", "TadError", "__version__", "generate", "load"]
 
-_HOMES = {"LM": "tad.models", "load": "tad.models"}
+_HOMES = {
+    "LM": "tad.models",
+    "load": "tad.models",
+    "Generation": "tad.generation",
+    "generate": "tad.generation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,176 @@
+"""The canvas in a terminal: masks as dim blocks, tokens coloured by the forward that revealed them.
+
+It draws what it is told by the decoding loop's steps and decides nothing. Old reveals are violet, new ones yellow; the
+ramp stretches with the number of forwards, so the last picture spans it whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from tad.decoding import Decoded, Step
+
+MASK, FUTURE, FILLER, END, ODD = "▒", "░", "·", "▪", "▯"  # FUTURE: a mask of a block that does not exist yet
+_DIM = Style(dim=True)
+_FRAMES_PER_SECOND = 15
+
+Spell = Callable[[list[int]], str]
+
+
+def reveal_colour(step: int, last: int) -> str:
+    """A hex colour for a reveal step between 1 and `last`: equal steps look equally far apart (Oklch)."""
+    t = (step - 1) / max(1, last - 1)
+    lightness, chroma, hue = 0.62 + 0.23 * t, 0.15, math.radians(300 - 200 * t)
+    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
+    # Oklab -> linear sRGB, with the published matrices.
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+    return "#" + "".join(f"{round(255 * _encode_gamma(value)):02x}" for value in linear)
+
+
+def _encode_gamma(value: float) -> float:
+    value = min(1.0, max(0.0, value))
+    return 12.92 * value if value <= 0.0031308 else 1.055 * value ** (1 / 2.4) - 0.055
+
+
+def printable(text: str) -> str:
+    """Text that moves no cursor: tabs become spaces, other control characters a box."""
+    return "".join(c if c.isprintable() or c == "\n" else ODD for c in text.expandtabs(4))
+
+
+class Canvas:
+    """The generated part of one row while it is decoded."""
+
+    def __init__(
+        self, length: int, block: int | None, spell: Spell, ends: tuple[int, ...] = (), title: str = ""
+    ) -> None:
+        self.length, self.block, self.title = length, block or length, title
+        self.tokens: list[int | None] = [None] * length
+        self.steps = [0] * length
+        self.forward, self.created = 0, 1
+        self._spell, self._ends = spell, ends
+
+    @property
+    def revealed(self) -> int:
+        return sum(token is not None for token in self.tokens)
+
+    def take(self, step: Step) -> None:
+        """Write what a forward revealed."""
+        self.forward, self.created = step.forward, step.created
+        for position, token in zip(step.positions, step.tokens, strict=True):
+            self.tokens[position], self.steps[position] = token, step.forward
+
+    def finish(self, decoded: Decoded) -> None:
+        """Take over the finished row, with the filler that no forward revealed."""
+        self.tokens, self.steps = list(decoded.tokens), list(decoded.steps)
+        self.forward, self.created = decoded.forwards, self.length // self.block
+
+    def draw(self, width: int = 100, height: int | None = None) -> Group:
+        """Blocks as numbered rows and a status line; cut to the blocks around the first mask if `height` is small."""
+        count = self.length // self.block
+        numbers = len(str(count))
+        inner = max(10, width - numbers - 3)
+        rows = [self._draw_block(block) for block in range(count)]
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(justify="right", no_wrap=True, width=numbers)
+        grid.add_column(no_wrap=True, width=1)
+        grid.add_column(overflow="fold", width=inner)
+        heights = [max(1, len(row.wrap(Console(width=inner), inner))) for row in rows]
+        first, end = self._visible(heights, height)
+        if first > 0:
+            grid.add_row("", "", Text(f"... {first} blocks above", _DIM))
+        for block in range(first, end):
+            bar = "\n".join("│" * heights[block])
+            grid.add_row(Text(str(block + 1), _DIM), Text(bar, _DIM), rows[block])
+        if end < count:
+            grid.add_row("", "", Text(f"... {count - end} blocks below", _DIM))
+        return Group(grid, self._status())
+
+    def _visible(self, heights: list[int], height: int | None) -> tuple[int, int]:
+        """The range of blocks shown: all, or as many as fit from one before the first with masks."""
+        if height is None or sum(heights) + 2 <= height:
+            return 0, len(heights)
+        masked = next((i for i, token in enumerate(self.tokens) if token is None), self.length - 1)
+        first = end = max(0, masked // self.block - 1)
+        room = height - 4  # status, two notes of what is cut, and the line of the cursor
+        while end < len(heights) and (end == first or heights[end] <= room):
+            room -= heights[end]
+            end += 1
+        while first > 0 and heights[first - 1] <= room:
+            first -= 1
+            room -= heights[first]
+        return first, end
+
+    def _draw_block(self, block: int) -> Text:
+        text, colour_step = Text(overflow="fold"), 0
+        pending: list[int] = []
+        start = block * self.block
+
+        def flush() -> None:
+            if pending:
+                text.append(printable(self._spell(pending)), reveal_colour(colour_step, self.forward))
+                pending.clear()
+
+        for position in range(start, start + self.block):
+            token, step = self.tokens[position], self.steps[position]
+            if token is None:
+                flush()
+                text.append(MASK if block < self.created else FUTURE, _DIM)
+            elif token in self._ends:
+                flush()
+                text.append(*((FILLER, _DIM) if step == 0 else (END, reveal_colour(step, self.forward))))
+            else:
+                pending.append(token)
+                colour_step = max(step, 1)
+                if not self._spell(pending).endswith("\N{REPLACEMENT CHARACTER}"):  # a whole character
+                    flush()
+        flush()
+        return text
+
+    def _status(self) -> Text:
+        words = f"forward {self.forward}   revealed {self.revealed}/{self.length}"
+        if self.forward:
+            words += f"   {self.revealed / self.forward:.2f} per forward"
+        return Text(f"{self.title}   {words}" if self.title else words, "bold")
+
+
+class LiveCanvas:
+    """Redraws a canvas in place as steps come, a few times a second; what was drawn last stays on the screen."""
+
+    def __init__(self, canvas: Canvas, console: Console) -> None:
+        self.canvas, self._console, self._drawn = canvas, console, 0.0
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+    def __enter__(self) -> LiveCanvas:
+        self._live.__enter__()
+        self._redraw()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._redraw(whole=True)
+        self._live.__exit__(None, None, None)
+
+    def take(self, step: Step) -> None:
+        """The callback for the decoding loop."""
+        self.canvas.take(step)
+        if time.monotonic() - self._drawn >= 1 / _FRAMES_PER_SECOND:
+            self._redraw()
+
+    def _redraw(self, whole: bool = False) -> None:
+        height = None if whole else self._console.height
+        self._live.update(self.canvas.draw(self._console.width, height), refresh=not whole)
+        self._drawn = time.monotonic()

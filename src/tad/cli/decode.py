@@ -1,0 +1,315 @@
+"""`tad generate`, `tad decoders`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tad.cli.decoders import decoders, parts
+from tad.errors import TadError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tad.decoding import Decoded, Decoder
+    from tad.generation import Prompt
+    from tad.models import LM
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command("generate")(generate)
+    app.command("decoders")(decoders)
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The question; '-' or nothing reads prompts from standard input.")
+    ] = None,
+    decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
+    gen_length: Annotated[int, typer.Option(help="Positions to generate.")] = 256,
+    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
+    seed: Annotated[int, typer.Option(help="Only matters with a temperature.")] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the decoder; repeat it."),
+    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="The same as --set threshold=X.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="The same as --set temperature=X.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help='Prompts, one a line; or .jsonl with {"prompt"} or {"messages"}.')
+    ] = None,
+    ids: Annotated[str | None, typer.Option(help="A prompt of token ids, '1,2,3'; answers with ids.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue plain text, without the chat format.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")] = True,
+) -> None:
+    """Answer a prompt, and watch the masks become tokens."""
+    overrides = _overrides(settings or [], threshold=threshold, temperature=temperature)
+    questions = _questions(prompt, file, ids)
+    from tad.decoding import get_decoder
+
+    # What does not depend on the model is refused before its weights are read.
+    get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
+    lm = _load(model, adapter, device, dtype)
+    chosen = get_decoder(decoder, lm.family.name, **overrides)
+    if ids is None and lm.tokenizer is None:
+        raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
+    encoded = [_encode(lm, question, gen_length, raw) for question in questions]
+    job = _Job(lm, chosen, gen_length, seed, as_ids=ids is not None)
+    terminal = sys.stdout.isatty()
+    if terminal and live and not as_json and len(questions) == 1:
+        job.show_live(encoded[0])
+        return
+    results = job.run(questions, encoded, batch_size)
+    for number, (question, row) in enumerate(_progress(results, len(questions), quiet=terminal)):
+        if as_json:
+            typer.echo(json.dumps(job.as_record(question, row), ensure_ascii=False))
+            continue
+        if number:
+            typer.echo()
+        typer.echo(job.spell_answer(row))
+        if terminal:
+            typer.secho(summary(row), dim=True)
+
+
+# Prompts
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A prompt, or token ids in its place, and where it came from, for errors."""
+
+    prompt: Prompt
+    where: str
+    ids: list[int] | None = None
+
+
+def _questions(prompt: str | None, file: Path | None, ids: str | None) -> list[_Question]:
+    if sum(given is not None for given in (prompt, file, ids)) > 1:
+        raise TadError("give one of a prompt, --file and --ids")
+    if ids is not None:
+        return [_Question(ids, "--ids", _parse_ids(ids))]
+    if file is not None and str(file) != "-":
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise TadError(f"--file {file}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise TadError(f"{file}: not UTF-8 text (byte {error.start})") from None
+        return _split(text, str(file), jsonl=file.suffix == ".jsonl")
+    if prompt is not None and prompt != "-":
+        return [_Question(prompt, "prompt")]
+    if prompt is None and file is None and sys.stdin.isatty():
+        raise TadError("no prompt: give it as an argument, with --file, or on standard input")
+    text = sys.stdin.read()
+    return _split(text, "standard input", jsonl=text.lstrip().startswith('{"'))
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise TadError(f"--ids {text!r}: should be token ids like 1,2,3") from None
+
+
+def _split(text: str, where: str, jsonl: bool) -> list[_Question]:
+    """One prompt per line that is not blank."""
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            place = f"{where}:{number}"
+            found.append(_Question(_parse_line(line, place) if jsonl else line, place))
+    if not found:
+        raise TadError(f"{where}: no prompt in it")
+    return found
+
+
+def _parse_line(line: str, where: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TadError(f"{where}: not JSON ({error.msg} at character {error.pos + 1})") from None
+    given = [key for key in ("prompt", "messages") if isinstance(record, dict) and key in record]
+    if len(given) != 1:
+        raise TadError(f'{where}: should be an object with either "prompt" or "messages"')
+    value = record[given[0]]
+    if not isinstance(value, str if given == ["prompt"] else list):
+        raise TadError(
+            f'{where}: "{given[0]}" should be {"text" if given == ["prompt"] else "a list of messages"}'
+        )
+    if value == []:
+        raise TadError(f'{where}: "messages" is empty')
+    return value
+
+
+def _encode(lm: LM, question: _Question, gen_length: int, raw: bool) -> list[int]:
+    from tad.generation import encode_prompt
+
+    found = question.ids
+    if found is None:
+        try:
+            found = encode_prompt(lm, question.prompt, raw=raw)
+        except TadError as error:
+            raise TadError(f"{question.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
+    if len(found) + gen_length > lm.context:
+        raise TadError(
+            f"{question.where}: {len(found)} tokens and --gen-length {gen_length} are more than the context of {lm.context}"
+        )
+    return found
+
+
+# Parameters
+
+
+def _overrides(settings: list[str], **shortcuts: float | None) -> dict[str, Any]:
+    """`--set` and its shortcuts as keyword arguments for a decoder."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise TadError(f"--set {setting}: should be KEY=VALUE")
+        if key in found:
+            raise TadError(f"--set {setting}: {key} is set twice")
+        found[key] = _scalar(value.strip())
+    for key, number in shortcuts.items():
+        if number is not None:
+            if key in found:
+                raise TadError(f"--{key} and --set {key}= are the same parameter; give one")
+            found[key] = number
+    return found
+
+
+def _scalar(text: str) -> Any:
+    """A number, true, false, none, or the text itself. Not YAML, where `off` and `no` would be false."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+# Decoding and printing
+
+
+def _load(model: str, adapter: str | None, device: str | None, dtype: str | None) -> LM:
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from tad.models import load
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    notes = Console(stderr=True)
+    with notes.status(f"loading {model}") if notes.is_terminal else nullcontext():
+        return load(model, adapter=adapter, device=device, dtype=dtype)
+
+
+def _progress(results: Iterator[Any], total: int, quiet: bool) -> Iterator[Any]:
+    """A bar on standard error while results go somewhere else."""
+    from rich.console import Console
+    from rich.progress import track
+
+    notes = Console(stderr=True)
+    hide = quiet or total == 1 or not notes.is_terminal
+    return iter(track(results, "decoding", total=total, console=notes, transient=True, disable=hide))
+
+
+def summary(row: Decoded) -> str:
+    """Forwards, tokens per forward by both definitions, and speed."""
+    return (
+        f"{row.forwards} forwards, {len(row.content)} tokens: {row.tpf:.2f} per forward"
+        f" ({row.tpf_all:.2f} with the filler), {len(row.content) / row.seconds:.1f} tokens/s"
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    lm: LM
+    decoder: Decoder
+    gen_length: int
+    seed: int
+    as_ids: bool
+
+    def run(
+        self, questions: list[_Question], encoded: list[list[int]], batch_size: int
+    ) -> Iterator[tuple[_Question, Decoded]]:
+        """Rows in the order of the prompts, each batch as soon as it is done."""
+        from tad.decoding import decode
+
+        for low in range(0, len(questions), batch_size):
+            batch = slice(low, low + batch_size)
+            try:
+                rows = decode(self.lm, encoded[batch], self.decoder, self.gen_length, self.seed)
+            except TadError as error:
+                raise TadError(f"{questions[low].where}: {error}") from None
+            yield from zip(questions[batch], rows, strict=True)
+
+    def show_live(self, encoded: list[int]) -> None:
+        from rich.console import Console
+
+        from tad.cli.canvas import Canvas, LiveCanvas, printable
+        from tad.decoding import decode
+
+        console = Console()
+        block = self.decoder.schedule.block
+        canvas = Canvas(self.gen_length, block, self.spell, self.lm.tokens.ends, self.decoder.name)
+        with LiveCanvas(canvas, console) as screen:
+            row = decode(self.lm, [encoded], self.decoder, self.gen_length, self.seed, on_step=screen.take)[0]
+            canvas.finish(row)
+        _print_answer(console, printable(self.spell_answer(row)), summary(row))
+
+    def spell(self, ids: list[int]) -> str:
+        """Ids as they are shown on the canvas."""
+        return " ".join(map(str, ids)) + " " if self.as_ids else self.lm.decode(ids, skip_special=False)
+
+    def spell_answer(self, row: Decoded) -> str:
+        from tad.generation import read_answer
+
+        return ",".join(map(str, row.answer)) if self.as_ids else read_answer(self.lm, row)
+
+    def as_record(self, question: _Question, row: Decoded) -> dict[str, Any]:
+        """One row for machines."""
+        from tad.decoding.decoders import parameters
+        from tad.generation import read_answer
+
+        return {
+            "prompt": question.prompt if question.ids is None else question.ids,
+            "text": None if self.lm.tokenizer is None else read_answer(self.lm, row),
+            "tokens": row.tokens,
+            "steps": row.steps,
+            "confidence": row.confidence,
+            "forwards": row.forwards,
+            "tpf": row.tpf,
+            "tpf_all": row.tpf_all,
+            "seconds": row.seconds,
+            "seed": self.seed,
+            "gen_length": self.gen_length,
+            "decoder": {"name": self.decoder.name, **parts(self.decoder), **parameters(self.decoder)},
+        }
+
+
+def _print_answer(console: Console, text: str, facts: str) -> None:
+    from rich.rule import Rule
+    from rich.text import Text
+
+    console.print(Rule(style="dim"))
+    console.print(Text(text), soft_wrap=True)
+    console.print(Rule(style="dim"))
+    console.print(Text(facts, "bold"))

@@ -1,0 +1,115 @@
+"""Text in, text out: prompts and chats through the tokenizer, the decoding loop, and back.
+
+Everything about how masks become tokens is in `tad.decoding`, which knows token ids only. This module adds the text
+on both sides and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, overload
+
+from tad.decoding import Decoded, Decoder, StepCallback, decode
+from tad.errors import TadError
+from tad.models import LM, Message
+
+Chat: TypeAlias = "list[Message]"
+Prompt: TypeAlias = "str | Chat"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt."""
+
+    prompt: Prompt  # as given
+    text: str  # what was generated, before the first end token and without special tokens
+    decoded: Decoded
+
+    @property
+    def tokens(self) -> list[int]:
+        """All ids of the generated part, `gen_length` of them."""
+        return self.decoded.tokens
+
+    @property
+    def forwards(self) -> int:
+        return self.decoded.forwards
+
+    @property
+    def tpf(self) -> float:
+        """Tokens per forward: content, the first end token included."""
+        return self.decoded.tpf
+
+    @property
+    def tpf_all(self) -> float:
+        """Tokens per forward: every position of the generated part."""
+        return self.decoded.tpf_all
+
+    @property
+    def seconds(self) -> float:
+        return self.decoded.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Content tokens over seconds. In a batch the seconds are shared with the other rows."""
+        return len(self.decoded.content) / self.decoded.seconds
+
+
+@overload
+def generate(lm: LM, prompts: Prompt, *args: Any, **settings: Any) -> Generation: ...
+
+
+@overload
+def generate(
+    lm: LM, prompts: list[str] | list[Chat] | list[Prompt], *args: Any, **settings: Any
+) -> list[Generation]: ...
+
+
+def generate(
+    lm: LM,
+    prompts: Prompt | list[str] | list[Chat] | list[Prompt],
+    decoder: str | Decoder = "tad",
+    gen_length: int = 256,
+    seed: int | Sequence[int] = 0,
+    batch_size: int | None = None,
+    on_step: StepCallback | None = None,
+    prefix: str = "",
+    raw: bool = False,
+    **overrides: Any,
+) -> Generation | list[Generation]:
+    """Answer prompts: one `Generation` for a string or a chat, a list of them for a list of either.
+
+    A string is the user's turn of a chat; with `raw` it is plain text that the model continues, without a chat around
+    it. `prefix` is text every answer already begins with; it is not part of `Generation.text`. The other arguments are
+    those of `tad.decoding.decode`; `overrides` are parameters of the decoder (`tad decoders NAME` lists them).
+    """
+    single = isinstance(prompts, str) or is_chat(prompts)
+    asked: list[Any] = [prompts] if single else list(prompts)
+    ids = [encode_prompt(lm, prompt, prefix, raw, number) for number, prompt in enumerate(asked)]
+    rows = decode(lm, ids, decoder, gen_length, seed, batch_size, on_step, **overrides)
+    answers = [Generation(prompt, read_answer(lm, row), row) for prompt, row in zip(asked, rows, strict=True)]
+    return answers[0] if single else answers
+
+
+def is_chat(prompts: Any) -> bool:
+    """Whether this is one conversation, a list of messages, rather than a list of prompts."""
+    return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], dict)
+
+
+def encode_prompt(lm: LM, prompt: Prompt, prefix: str = "", raw: bool = False, number: int = 0) -> list[int]:
+    """Token ids of a prompt up to the first generated position. `number` names it in errors."""
+    if not isinstance(prompt, str) and not is_chat(prompt):
+        raise TadError(f"prompt {number} is neither text nor a chat (a list of messages): {prompt!r:.60}")
+    if raw and not isinstance(prompt, str):
+        raise TadError(f"prompt {number} is a chat; raw generation continues plain text, give it as a string")
+    if raw:
+        return lm.encode_text(str(prompt) + prefix)
+    try:
+        return lm.encode(prompt, prefix)
+    except TadError as error:
+        raise TadError(f"prompt {number}: {error}") from None
+
+
+def read_answer(lm: LM, row: Decoded) -> str:
+    """The text of a decoded row, before its first end token."""
+    return lm.decode(row.answer)

@@ -1,0 +1,68 @@
+"""A tiny model with random weights and a byte-level tokenizer, written to a directory as released checkpoints are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tad.models import DREAM, LLADA, DreamConfig, Family, LLaDAConfig
+from tad.models.shapes import build
+
+_BEGIN = {LLADA.name: "<|startoftext|>", DREAM.name: "<|beginoftext|>"}
+_HEADERS = {LLADA.name: ("<|start_header_id|>", "<|end_header_id|>"), DREAM.name: ("<|im_start|>",)}
+CONTEXT = 256
+
+
+def special_texts(family: Family) -> list[str]:
+    """BOS, EOS, mask, end of turn, then what the chat format needs; their ids follow the 256 bytes."""
+    return [
+        _BEGIN[family.name], "<|endoftext|>", family.mask_text, family.end_of_turn_text, *_HEADERS[family.name],
+    ]  # fmt: skip
+
+
+def write_checkpoint(
+    folder: Path, family: Family = LLADA, tokenizer: bool = True, scale: float = 8.0
+) -> Path:
+    """`scale` multiplies the head, so that the random model is sure of some tokens and not of others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {"mask_token_id": 258, "eos_token_id": 257, "pad_token_id": 257}
+    if family is LLADA:
+        config = LLaDAConfig(
+            d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, mlp_hidden_size=64, vocab_size=264,
+            embedding_size=264, max_sequence_length=CONTEXT, **ids,
+        )  # fmt: skip
+    else:
+        config = DreamConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+            intermediate_size=64, vocab_size=264, max_position_embeddings=CONTEXT, **ids,
+        )  # fmt: skip
+    model = build(config, "cpu", torch.float32, seed=3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(scale)
+    model.save_pretrained(folder)
+    if tokenizer:
+        _write_tokenizer(folder, family)
+    return folder
+
+
+def _write_tokenizer(folder: Path, family: Family) -> None:
+    special = special_texts(family)
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special[0],
+        "eos_token": special[1],
+        "pad_token": special[1],
+        "mask_token": special[2],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
