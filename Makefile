@@ -22,7 +22,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
 
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	TAD_EXAMPLES=60 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -1,0 +1,205 @@
+"""Rules, proposals and noise on hand-made numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tad.decoding.noise import gumbel, uniform
+from tad.decoding.proposal import Proposal, Sampling, filter_logits, propose
+from tad.decoding.rule import (
+    Best,
+    Candidates,
+    ConfidenceThreshold,
+    Credit,
+    EntropyThreshold,
+    Factor,
+    Hierarchy,
+    Quota,
+    force_progress,
+)
+
+
+def sure(*confidence: float, entropy: list[float] | None = None) -> Proposal:
+    p = torch.tensor([confidence])
+    h = torch.tensor([entropy]) if entropy else 1 - p
+    return Proposal(torch.zeros_like(p).long(), p, p / (1 - p), h, p)
+
+
+def at(
+    *positions: int, spent: int = 0, must: list[int] | None = None, valid: list[bool] | None = None
+) -> Candidates:
+    position = torch.tensor([positions])
+    return Candidates(
+        position,
+        torch.ones_like(position).bool() if valid is None else torch.tensor([valid]),
+        torch.ones_like(position) if must is None else torch.tensor([must]),
+        [spent],
+        [20],
+        16,
+    )
+
+
+def chosen(reveal: torch.Tensor) -> list[int]:
+    return reveal[0].nonzero()[:, 0].tolist()
+
+
+def test_best_takes_the_surest_and_the_lowest_position_of_a_tie() -> None:
+    assert chosen(Best().reveal(sure(0.5, 0.9, 0.9), at(3, 4, 5))) == [1]
+
+
+def test_best_ignores_padding_entries() -> None:
+    assert chosen(Best().reveal(sure(0.5, 0.9), at(3, 4, valid=[True, False]))) == [0]
+
+
+def test_confidence_threshold_includes_equality_unless_strict() -> None:
+    proposal = sure(0.5, 0.75, 0.25)
+    assert chosen(ConfidenceThreshold(0.5).reveal(proposal, at(1, 2, 3))) == [0, 1]
+    assert chosen(ConfidenceThreshold(0.5, strict=True).reveal(proposal, at(1, 2, 3))) == [1]
+
+
+def test_keep_best_decides_whether_a_threshold_that_nobody_passes_reveals_one() -> None:
+    assert chosen(ConfidenceThreshold(0.9).reveal(sure(0.2, 0.3), at(1, 2))) == [1]
+    assert chosen(ConfidenceThreshold(0.9, keep_best=False).reveal(sure(0.2, 0.3), at(1, 2))) == []
+
+
+def test_entropy_threshold_includes_equality_unless_strict() -> None:
+    proposal = sure(0.9, 0.9, 0.9, entropy=[0.5, 0.25, 0.75])
+    assert chosen(EntropyThreshold(0.5, strict=True).reveal(proposal, at(1, 2, 3))) == [1]
+    assert chosen(EntropyThreshold(0.5, strict=False).reveal(proposal, at(1, 2, 3))) == [0, 1]
+
+
+def test_factor_takes_the_longest_prefix_of_ranks_that_pass() -> None:
+    # factor 1: rank 2 needs 1 - 1/3, rank 3 needs 3/4, rank 4 needs 4/5. Rank 3 fails, so rank 4 is not looked at.
+    assert chosen(Factor(1.0).reveal(sure(0.9, 0.7, 0.74, 0.95), at(1, 2, 3, 4))) == [0, 3]
+    assert chosen(Factor(1.0).reveal(sure(0.8, 0.81, 0.82, 0.83), at(1, 2, 3, 4))) == [0, 1, 2, 3]
+    assert chosen(Factor(0.0).reveal(sure(0.3, 0.2), at(1, 2))) == [0]
+
+
+def test_hierarchy_takes_the_best_of_each_run_of_adjacent_masks() -> None:
+    rule = Hierarchy(threshold=0.95, low=0.6)
+    # runs: 2-3-4 and 8-9; 12 alone is below low
+    proposal, candidates = sure(0.7, 0.8, 0.65, 0.61, 0.5, 0.55), at(2, 3, 4, 8, 9, 12)
+    assert chosen(rule.reveal(proposal, candidates)) == [1, 3]
+
+
+def test_credit_lets_a_steady_token_overtake() -> None:
+    rule = Credit(alpha=1.0, beta=1.0, gamma=0.2)
+    logits = torch.tensor([[1.0, 0.9, 0.0]])
+    credit = torch.tensor([[0.0, 5.0, 0.0]])
+    after, fused = rule.accumulate(credit, logits)
+    assert fused.argmax() == 1
+    assert after[0, 0] > 0
+    assert after[0, 1] == 5.0
+
+
+def test_quota_counts_are_the_published_schedules() -> None:
+    assert Quota(per_block=(32, 32)).counts == [1] * 32
+    assert Quota(per_block=(32, 12)).counts == [3] * 8 + [2] * 4
+    dream = Quota(timesteps=True, per_block=(256, 256)).counts
+    assert dream[0] == 0
+    assert dream[-1] == 2
+    assert set(dream[1:-1]) == {1}
+    assert Quota(timesteps=True, per_block=(256, 128)).counts == [1, *[2] * 126, 3]
+    for length in (32, 64, 128):
+        assert sum(Quota(timesteps=True, per_block=(length, 16)).counts) == length
+
+
+def test_quota_takes_its_count_for_the_forward_in_the_block() -> None:
+    rule = Quota(per_block=(3, 2))  # two, then one
+    assert chosen(rule.reveal(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=0))) == [1, 2]
+    assert chosen(rule.reveal(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=1))) == [1]
+
+
+def test_every_group_that_must_progress_gets_its_best() -> None:
+    score = torch.tensor([[0.1, 0.2, 0.9, 0.3, 0.3]])
+    candidates = at(1, 2, 3, 4, 5, must=[1, 1, 2, 3, 3])
+    reveal = torch.tensor([[False, False, True, False, False]])
+    assert chosen(force_progress(reveal, score, candidates, groups=4)) == [1, 2, 3]
+
+
+def test_no_group_forces_nothing() -> None:
+    none = torch.zeros(1, 2, dtype=torch.bool)
+    assert chosen(force_progress(none, torch.rand(1, 2), at(1, 2, must=[0, 0]), groups=1)) == []
+
+
+def call_propose(logits: torch.Tensor, **sampling: object) -> Proposal:
+    index = torch.arange(len(logits))
+    return propose(logits, Sampling(**sampling), 0, (1, 2), index * 0 + 7, index * 0 + 1, index)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.floats(0.1, 40))
+def test_scores_are_those_of_the_softmax_in_double_precision(seed: int, scale: float) -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(seed)) * scale
+    got = call_propose(logits)
+    p = logits.double().softmax(-1)
+    own = p.gather(-1, got.token[:, None])[:, 0]
+    first, second = p.topk(2, -1).values.unbind(-1)
+    assert torch.allclose(got.confidence.double(), own, atol=1e-6)
+    assert torch.allclose(got.entropy.double(), torch.special.entr(p).sum(-1), rtol=1e-4, atol=1e-6)
+    assert torch.allclose(got.margin.double(), first - second, atol=1e-6)
+
+
+def test_odds_tell_apart_what_a_probability_in_fp32_cannot() -> None:
+    logits = torch.tensor([[0.0, 30.0, 0.0], [0.0, 31.0, 0.0]])
+    got = call_propose(logits)
+    assert got.confidence[0] == got.confidence[1] == 1
+    assert got.odds[1] > got.odds[0]
+    assert got.entropy[0] > got.entropy[1] > 0
+
+
+def test_filters_keep_the_token_that_crosses_top_p_and_at_least_one() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    assert torch.isfinite(filter_logits(logits, 0.7, None)).tolist() == [[True, True, False, False]]
+    assert torch.isfinite(filter_logits(logits, 0.01, None)).tolist() == [[True, False, False, False]]
+    assert torch.isfinite(filter_logits(logits, None, 3)).tolist() == [[True, True, True, False]]
+
+
+def test_filtered_scores_are_of_the_filtered_distribution() -> None:
+    logits = torch.tensor([[-9.0, 2.0, 1.0, 0.0]])
+    plain = call_propose(logits, top_k=1)
+    filtered = call_propose(logits, top_k=1, filtered_scores=True)
+    assert plain.confidence < 0.8
+    assert filtered.confidence == 1
+    assert filtered.entropy == 0
+
+
+def test_noise_depends_on_seed_step_position_and_token_alone() -> None:
+    seed, step, position = torch.tensor([1, 1, 2]), torch.tensor([3, 3, 3]), torch.tensor([5, 6, 5])
+    whole = uniform(seed, step, position, 100)
+    for row in range(3):
+        one = slice(row, row + 1)
+        assert torch.equal(uniform(seed[one], step[one], position[one], 100)[0], whole[row])
+    assert not torch.equal(whole[0], whole[1])
+    assert not torch.equal(whole[0], whole[2])
+    assert whole.min() > 0
+    assert whole.max() < 1
+
+
+def test_noise_is_uniform_and_uncorrelated_between_neighbours() -> None:
+    position = torch.arange(1000)
+    u = uniform(position * 0 + 3, position * 0 + 1, position, 500).double()
+    assert abs(u.mean() - 0.5) < 2e-3  # 5 standard errors of the mean of half a million
+    assert abs(u.var() - 1 / 12) < 1e-3
+    centred = u - u.mean()
+    for other in (centred.roll(1, 0), centred.roll(1, 1)):
+        assert abs((centred * other).mean() * 12) < 7e-3
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_sampling_follows_the_tempered_softmax(temperature: float) -> None:
+    logits = torch.tensor([-50.0, 1.0, 0.0, -1.0])
+    draws = 20_000
+    index = torch.arange(draws)
+    got = propose(
+        logits.expand(draws, 4), Sampling(temperature=temperature), 0, (1,), index, index * 0, index * 0
+    )
+    share = torch.bincount(got.token, minlength=4) / draws
+    assert torch.allclose(share, (logits / temperature).softmax(-1), atol=0.015)
+
+
+def test_gumbel_has_the_right_mean() -> None:
+    index = torch.arange(2000)
+    assert abs(gumbel(index, index * 0, index * 0, 100).mean() - 0.5772) < 0.015
