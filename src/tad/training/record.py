@@ -1,0 +1,63 @@
+"""The run record: what was run, with what, from which commit. Written at the start, completed at the end."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tad
+
+RECORD = "run.json"
+_PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "peft")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions, device and commit of this process."""
+    versions = {"tad": tad.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})"
+    return {
+        "versions": versions,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "commit": find_commit(),
+    }
+
+
+def find_commit() -> str | None:
+    """The commit of the source tree this package runs from, `+` where it has changes; None outside a repository."""
+    root = Path(tad.__file__).parent
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+
+    try:
+        head = git("rev-parse", "HEAD")
+    except FileNotFoundError:  # no git on this machine
+        return None
+    if head.returncode:
+        return None
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", str(root)).stdout.strip()
+    return head.stdout.strip() + ("+" if changed else "")
+
+
+def write_record(directory: Path, recipe: dict[str, Any], **facts: Any) -> None:
+    """Add a call to the run's record: the recipe, the machine, and what the call reports about itself."""
+    path = directory / RECORD
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"calls": []}
+    record["recipe"] = recipe
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    record["calls"].append({"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts})
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

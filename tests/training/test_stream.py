@@ -1,0 +1,125 @@
+"""The token stream: rows as the models will see them, and the same batches from any step on."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tad.errors import TadError
+from tad.models import DREAM, LLADA, Family
+from tad.models.tokenizer import encode_chat
+from tad.tasks.nano import WORLD
+from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
+from tad.training.stream import StreamSpec, TokenStream, make_chunk
+
+MIX = (("nano-code", 1.0), ("nano-math", 1.0), ("nano-word", 1.0))
+
+
+def spec(family: str = "llada", **changes: object) -> StreamSpec:
+    values = dict(family=family, mix=MIX, privileged=0.3, widths=(128, 176, 240), room=96, chunk=96, chunks=3,
+                  tokens_per_step=1024, seed=0)  # fmt: skip
+    return StreamSpec(**{**values, **changes})
+
+
+def batches(stream: TokenStream, count: int) -> list[dict[str, torch.Tensor]]:
+    return list(itertools.islice(stream, count))
+
+
+def same(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]]) -> bool:
+    return len(left) == len(right) and all(
+        torch.equal(a["ids"], b["ids"]) and torch.equal(a["prompt"], b["prompt"])
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize("family", [LLADA, DREAM], ids=["llada", "dream"])
+def test_a_row_is_the_chat_prompt_the_solution_and_end_tokens(family: Family, tmp_path: Path) -> None:
+    """The prompt must be token for token what decoding will feed."""
+    save_tokenizer(family, tmp_path, 512)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = special_ids(family)
+    chunk = make_chunk(spec(family.name, privileged=0.0, mix=(("nano-math", 1.0),), chunk=40), 0)
+    problems = [WORLD["nano-math"].problem("train", index) for index in range(40)]
+    expected = {
+        (*encode_chat(tokenizer, family, [{"role": "user", "content": problem.question}]),
+         *tokenizer(problem.solution)["input_ids"], ids["eot_token_id"])
+        for problem in problems
+    }  # fmt: skip
+    found = set()
+    for width, (rows, prompts) in chunk.items():
+        for row, prompt in zip(rows.tolist(), prompts.tolist(), strict=True):
+            end = row.index(ids["eot_token_id"], prompt)
+            assert set(row[end + 1 :]) <= {ids["eos_token_id"]}
+            assert len(row) == width
+            found.add(tuple(row[: end + 1]))
+    assert found == expected
+
+
+def test_the_share_of_privileged_prompts_is_as_asked() -> None:
+    tokenizer = build_tokenizer(LLADA)
+    reference = tokenizer.encode("Reference").ids
+    chunk = make_chunk(spec(chunk=1000), 0)
+    rows = [row for ids, _ in chunk.values() for row in ids.tolist()]
+    assert len(rows) == 1000
+    assert 0.25 < sum(reference[0] in row for row in rows) / 1000 < 0.35
+
+
+def test_every_token_of_a_chunk_is_a_known_piece() -> None:
+    chunk = make_chunk(spec(chunk=500), 0)
+    assert max(int(ids.max()) for ids, _ in chunk.values() if len(ids)) < 450
+
+
+@pytest.mark.parametrize("step", [0, 1, 7, 23, 40])
+def test_a_stream_resumed_at_a_step_gives_the_same_batches(step: int) -> None:
+    whole = TokenStream(spec(), workers=0)
+    expected = batches(whole, 48)
+    resumed = TokenStream(spec(), workers=0, start=whole.position(step))
+    assert same(batches(resumed, 48 - step), expected[step:])
+    assert resumed.position(45) == whole.position(45)
+
+
+def test_worker_processes_change_nothing() -> None:
+    assert same(batches(TokenStream(spec(), workers=2), 30), batches(TokenStream(spec(), workers=0), 30))
+
+
+def test_a_second_pass_over_the_pool_comes_in_another_order() -> None:
+    stream = TokenStream(spec(chunks=1), workers=0)
+    iterator = iter(stream)
+    first = [next(iterator)]
+    while len(stream.starts) < 2:
+        first.append(next(iterator))
+    again = first.pop()
+    assert not torch.equal(first[0]["ids"], again["ids"])
+
+
+def test_ranks_share_the_rows_of_a_batch() -> None:
+    whole = batches(TokenStream(spec(), workers=0), 5)
+    halves = [batches(TokenStream(spec(), workers=0, rank=rank, ranks=2), 5) for rank in range(2)]
+    for batch, left, right in zip(whole, *halves, strict=True):
+        joined = torch.cat((left["ids"], right["ids"]))
+        assert sorted(joined.tolist()) == sorted(batch["ids"].tolist())
+
+
+def test_a_row_wider_than_the_widest_is_an_error_that_names_the_field() -> None:
+    with pytest.raises(TadError, match=r"data\.widths"):
+        make_chunk(spec(widths=(48,)), 0)
+
+
+def test_a_chunk_too_small_for_a_batch_is_an_error_that_names_the_field() -> None:
+    with pytest.raises(TadError, match=r"data\.chunk"):
+        next(iter(TokenStream(spec(chunk=4, tokens_per_step=128 * 64), workers=0)))
+
+
+def test_unknown_families_are_refused() -> None:
+    with pytest.raises(TadError, match="gsm8k"):
+        spec(mix=(("gsm8k", 1.0),))
+
+
+def test_chunks_are_small_unsigned_arrays() -> None:
+    ids, prompts = make_chunk(spec(), 0)[128]
+    assert ids.dtype == prompts.dtype == np.uint16
