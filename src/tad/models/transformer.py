@@ -290,6 +290,11 @@ class MaskedDiffusionModel(PreTrainedModel):
             [_device_of(layer) for layer in self.layers()],
         )
 
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Not in the sense of transformers, which is left to right."""
+        return False
+
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """PEFT looks this name up when an adapter calls itself a causal language model; nothing may call it."""
         raise TadError("masked-diffusion models do not generate left to right; use a decoder of this package")

@@ -1,0 +1,150 @@
+"""Attention rules: padding, batch neighbours, block-causal, and FlexAttention held to SDPA."""
+
+from __future__ import annotations
+
+from functools import cache as memo
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_checkpoints import tiny_model
+from torch import Tensor
+
+from tad.models import AttentionRule, MaskedDiffusionModel
+
+LENGTH, PAD = 16, 9
+examples = settings(max_examples=25, deadline=None)
+families = st.sampled_from(("llada", "dream"))
+seeds = st.integers(0, 10_000)
+
+
+@memo
+def model_of(family: str, attention: str = "sdpa") -> MaskedDiffusionModel:
+    model = tiny_model(family, **({"n_kv_heads": 2} if family == "llada" else {}))
+    model.set_attn_implementation(attention)
+    return model
+
+
+def random_ids(seed: int, *shape: int) -> Tensor:
+    return torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def near(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> bool:
+    return bool((found - wanted).abs().max() <= tolerance * wanted.abs().max())
+
+
+@examples
+@given(families, seeds, st.lists(st.integers(0, PAD), min_size=2, max_size=4), st.booleans())
+def test_a_row_does_not_depend_on_its_padding_or_on_other_rows(
+    family: str, seed: int, pads: list[int], left: bool
+) -> None:
+    """Padding holds arbitrary tokens. Rows padded on the left are told their own positions."""
+    model, total = model_of(family), LENGTH + max(pads)
+    rows = [random_ids(seed + number, 1, total - pad) for number, pad in enumerate(pads)]
+    ids, keys = random_ids(seed + 99, len(pads), total), torch.zeros(len(pads), total, dtype=torch.bool)
+    positions = torch.zeros(len(pads), total, dtype=torch.long)
+    for number, (row, pad) in enumerate(zip(rows, pads, strict=True)):
+        place = slice(pad, total) if left else slice(0, total - pad)
+        ids[number, place], keys[number, place] = row[0], True
+        positions[number, place] = torch.arange(total - pad)
+    with torch.no_grad():
+        together = model(ids, rule=AttentionRule.padded(keys), position_ids=positions).logits
+        for number, row in enumerate(rows):
+            assert near(together[number][keys[number]], model(row).logits[0])
+
+
+@examples
+@given(families, seeds, st.integers(0, PAD))
+def test_the_attention_mask_is_the_padded_rule(family: str, seed: int, pad: int) -> None:
+    model, ids = model_of(family), random_ids(seed, 2, LENGTH)
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, LENGTH - pad :] = 0
+    with torch.no_grad():
+        assert torch.equal(
+            model(ids, attention_mask=mask).logits, model(ids, rule=AttentionRule.padded(mask)).logits
+        )
+
+
+@examples
+@given(families, seeds, st.integers(1, LENGTH))
+def test_block_causal_logits_do_not_depend_on_later_blocks(family: str, seed: int, size: int) -> None:
+    model, ids = model_of(family), random_ids(seed, 2, LENGTH)
+    blocks = (torch.arange(LENGTH) // size)[None].expand(2, -1)
+    changed = torch.where(blocks > 0, random_ids(seed + 1, 2, LENGTH), ids)
+    rule = AttentionRule.block_causal(blocks)
+    first = blocks[0] == 0
+    with torch.no_grad():
+        assert torch.equal(model(ids, rule=rule).logits[:, first], model(changed, rule=rule).logits[:, first])
+        assert near(model(ids, rule=rule).logits[:, first], model(ids[:, first]).logits)
+
+
+def test_one_block_is_full_attention() -> None:
+    model, ids = model_of("llada"), random_ids(0, 2, LENGTH)
+    rule = AttentionRule.block_causal(torch.zeros(2, LENGTH, dtype=torch.long))
+    with torch.no_grad():
+        assert near(model(ids, rule=rule).logits, model(ids).logits)
+
+
+def test_full_attention_sees_the_last_token_from_the_first() -> None:
+    model, ids = model_of("dream"), random_ids(0, 1, LENGTH)
+    changed = ids.clone()
+    changed[0, -1] += 1
+    with torch.no_grad():
+        assert not torch.allclose(model(ids).logits[:, 0], model(changed).logits[:, 0])
+
+
+def test_a_query_that_sees_nothing_spoils_nobody() -> None:
+    """Padding in a block of its own, before all others, sees no key at all; the real positions must stay finite."""
+    model, ids = model_of("llada"), random_ids(0, 1, LENGTH)
+    keys = torch.arange(LENGTH)[None] >= 4
+    blocks = torch.where(keys, 0, -1)
+    with torch.no_grad():
+        logits = model(ids, rule=AttentionRule.block_causal(blocks, keys)).logits
+        wanted = model(ids, rule=AttentionRule.padded(keys)).logits
+    assert near(logits[keys], wanted[keys])
+
+
+def rules(name: str, batch: int) -> AttentionRule:
+    keys = torch.ones(batch, LENGTH, dtype=torch.bool)
+    keys[0, :3], keys[1, -5:] = False, False
+    blocks = (torch.arange(LENGTH) // 5)[None].expand(batch, -1).contiguous()
+    return {
+        "full": AttentionRule.full(),
+        "padded": AttentionRule.padded(keys),
+        "block-causal": AttentionRule.block_causal(blocks),
+        "both": AttentionRule.block_causal(blocks, keys),
+    }[name]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("name", ["full", "padded", "block-causal", "both"])
+def test_flex_attention_agrees_with_sdpa(family: str, name: str) -> None:
+    ids, rule = random_ids(1, 2, LENGTH), rules(name, 2)
+    real = rule.keys if rule.keys is not None else torch.ones(2, LENGTH, dtype=torch.bool)
+    with torch.no_grad():
+        flex = model_of(family, "flex_attention")(ids, rule=rule).logits
+        assert near(flex[real], model_of(family)(ids, rule=rule).logits[real])
+
+
+@pytest.mark.parametrize(
+    "at", [slice(5, 12), torch.tensor([[4, 9, -1], [15, 0, 7]])], ids=["slice", "scattered"]
+)
+def test_flex_attention_agrees_with_sdpa_on_a_cache(at: slice | Tensor) -> None:
+    ids, rule, found = random_ids(1, 2, LENGTH), rules("both", 2), []
+    fed = ids[:, at] if isinstance(at, slice) else ids.gather(1, at.clamp(min=0))
+    for attention in ("sdpa", "flex_attention"):
+        model = model_of("dream", attention)
+        cache = model.new_cache(2, LENGTH)
+        with torch.no_grad():
+            model(ids, cache=cache, at=slice(0, LENGTH), rule=rule)
+            found.append(model(fed, cache=cache, at=at, rule=rule).logits)
+    assert near(found[1], found[0])
+
+
+def test_mask_is_as_written_out_by_hand() -> None:
+    rule = AttentionRule.block_causal(torch.tensor([[0, 0, 1, 2]]), torch.tensor([[0, 1, 1, 1]]))
+    assert rule.mask()[0, 0].int().tolist() == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    assert rule.mask(slice(2, 4))[0, 0].int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
+    assert rule.mask(torch.tensor([[3, 0]]))[0, 0].int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
+    assert AttentionRule.full().mask() is None

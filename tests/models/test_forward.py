@@ -1,0 +1,142 @@
+"""The forward: where the head runs, hidden states, embeddings, gradient checkpointing, compilation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_checkpoints import tiny_model
+from torch import Tensor
+
+from tad.models import AttentionRule, MaskedDiffusionModel
+
+FAMILIES = ("llada", "dream")
+IDS = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> MaskedDiffusionModel:
+    return tiny_model(request.param)
+
+
+@pytest.mark.parametrize("wanted", [torch.tensor([3, 7, 7]), torch.tensor([[3, 7, 7], [0, 23, 5]])])
+def test_logits_at_are_the_full_logits_at_those_positions(
+    model: MaskedDiffusionModel, wanted: Tensor
+) -> None:
+    with torch.no_grad():
+        full = model(IDS).logits
+        some = model(IDS, logits_at=wanted).logits
+    rows = wanted.expand(2, -1)
+    expected = torch.stack([full[row, rows[row]] for row in range(2)])
+    torch.testing.assert_close(some, expected, rtol=1e-6, atol=1e-5)
+
+
+def test_the_head_runs_only_where_asked(model: MaskedDiffusionModel) -> None:
+    seen = []
+    head = model.get_submodule(model.names.head)
+    head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[:2]))
+    model(IDS, logits_at=torch.tensor([1, 2]))
+    output = model(IDS, head=False)
+    assert seen == [(2, 2)]
+    assert output.logits is None
+    assert torch.equal(model.head(output.hidden), model(IDS).logits)
+
+
+def test_embeddings_in_place_of_ids(model: MaskedDiffusionModel) -> None:
+    embedded = model.get_input_embeddings()(IDS)
+    assert torch.equal(model(inputs_embeds=embedded).logits, model(IDS).logits)
+
+
+def test_positions_default_to_counting_and_matter_only_relatively(model: MaskedDiffusionModel) -> None:
+    with torch.no_grad():
+        plain = model(IDS).logits
+        assert torch.equal(model(IDS, position_ids=torch.arange(24)[None]).logits, plain)
+        torch.testing.assert_close(
+            model(IDS, position_ids=torch.arange(24)[None] + 7).logits, plain, rtol=1e-4, atol=1e-3
+        )
+        assert not torch.allclose(
+            model(IDS, position_ids=torch.arange(24)[None] * 2).logits, plain, atol=1e-2
+        )
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(model: MaskedDiffusionModel) -> None:
+    model.train()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.zero_grad()
+        model(IDS).logits.logsumexp(-1).mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert model.is_gradient_checkpointing
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_gradient_checkpointing_really_recomputes(model: MaskedDiffusionModel) -> None:
+    calls = []
+    layer = model.layers()[0].part(model.names.attn_out)
+    layer.register_forward_hook(lambda *args: calls.append(1))
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(IDS).logits.sum().backward()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_fp32(model: MaskedDiffusionModel, dtype: torch.dtype) -> None:
+    with torch.no_grad():
+        full = model(IDS).logits
+        half = model.to(dtype)(IDS).logits
+    assert half.dtype == dtype
+    assert (half.float() - full).abs().max() <= 0.1 * full.abs().max()
+
+
+def test_the_forward_compiles_without_graph_breaks(model: MaskedDiffusionModel) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    rule = AttentionRule.block_causal((torch.arange(24) // 8)[None].expand(2, -1), torch.ones(2, 24))
+    with torch.no_grad():
+        for options in ({}, {"rule": rule, "logits_at": torch.tensor([4, 5])}):
+            torch.testing.assert_close(compiled(IDS, **options).logits, model(IDS, **options).logits)
+
+
+def test_a_compiled_forward_has_a_backward() -> None:
+    """aot_eager traces the backward as well, which `eager` does not."""
+    torch._dynamo.reset()
+    model = tiny_model("dream", num_hidden_layers=1)
+    gradients = []
+    for runner in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        model.zero_grad()
+        runner(IDS).logits.logsumexp(-1).mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "at", [slice(8, 16), torch.tensor([[3, 4, -1], [7, 20, 21]])], ids=["slice", "scattered"]
+)
+def test_the_cached_forward_compiles_without_graph_breaks(
+    model: MaskedDiffusionModel, at: slice | Tensor
+) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    fed = IDS[:, at] if isinstance(at, slice) else IDS.gather(1, at.clamp(min=0))
+    found = []
+    with torch.no_grad():
+        for runner in (model, compiled):
+            cache = model.new_cache(2, 24)
+            model(IDS, cache=cache, at=slice(0, 24))
+            logits = runner(fed + 1, cache=cache, at=at).logits
+            found.append(
+                (logits, torch.stack(cache.keys)[..., :24, :], torch.stack(cache.values)[..., :24, :])
+            )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+def test_left_to_right_generation_is_refused(model: MaskedDiffusionModel) -> None:
+    from tad.errors import TadError
+
+    assert not model.can_generate()
+    with pytest.raises(TadError, match="do not generate left to right"):
+        model.prepare_inputs_for_generation(IDS)
