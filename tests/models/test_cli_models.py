@@ -1,0 +1,122 @@
+"""The commands `info`, `export` and `demo`, and what a user sees when the input is bad."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from tiny_checkpoints import edit_json, write_checkpoint
+from typer.testing import CliRunner
+
+import tad
+from tad.cli import models
+from tad.errors import TadError
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    application = typer.Typer(pretty_exceptions_enable=False)
+    models.add_commands(application)
+    return application
+
+
+def run(app: typer.Typer, *words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def tad_command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tad", *map(str, words)], capture_output=True, text=True, check=False
+    )
+
+
+def test_info_of_a_shape(app: typer.Typer) -> None:
+    text = run(app, "info", "--shape", "llada-8b")
+    assert "8,015,581,184" in text
+    assert "attn_out, ff_proj, up_proj, ff_out" in text
+    assert "15 GB of weights per forward" in text
+
+
+def test_info_as_json(app: typer.Typer, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "dream", tokenizer=True)
+    facts = json.loads(run(app, "info", folder, "--json", "--length", 64))
+    assert facts["family"] == "dream"
+    assert facts["cost"]["length"] == 64
+    assert facts["tokens"]["mask"] == tad.load(folder).tokens.mask
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["info"], "give either a model or --shape"),
+        (["info", "x", "--shape", "llada-8b"], "give either a model or --shape"),
+        (["info", "--shape", "llada-8b", "--adapter", "x"], "--adapter needs a model"),
+        (["info", "./nowhere"], "no such directory"),
+    ],
+)
+def test_bad_questions(app: typer.Typer, words: list[str], message: str) -> None:
+    with pytest.raises(TadError, match=message):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_export_writes_a_checkpoint(app: typer.Typer, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "llada")
+    lm = tad.load(source)
+    lm.attach(rank=2)
+    lm.peft.save_pretrained(tmp_path / "adapter")
+    out = tmp_path / "out"
+    text = run(app, "export", source, "--adapter", tmp_path / "adapter", "--out", out, "--dtype", "bf16")
+    assert f"wrote {out}" in text
+    assert str(tad.load(out).dtype) == "torch.bfloat16"
+
+
+def test_demo_runs_and_names_what_is_missing(app: typer.Typer) -> None:
+    text = run(app, "demo")
+    assert "logits (1, 24, 256)" in text
+    assert "Not built yet" in text
+
+
+def test_version(app: typer.Typer) -> None:
+    assert run(app, "--version").strip() == f"tad {tad.__version__}"
+
+
+def test_bad_input_is_one_line_on_stderr_and_exit_code_two(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada")
+    edit_json(folder / "config.json", model_type="gpt2")
+    for words in (("info", folder), ("export", folder, "--out", tmp_path / "out")):
+        answer = tad_command(*words)
+        assert answer.returncode == 2
+        assert answer.stdout == ""
+        assert answer.stderr.startswith("error: ")
+        assert "model_type 'gpt2' is not supported" in answer.stderr
+        assert answer.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['tad', '--help']\n"
+        "from tad.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip().endswith("False False")
+    assert "info" in answer.stdout
+
+
+def test_importing_the_library_registers_the_families_and_not_the_recipes() -> None:
+    code = (
+        "import sys, tad\n"
+        "from transformers import AutoConfig\n"
+        "print(AutoConfig.for_model('llada').d_model, AutoConfig.for_model('Dream').hidden_size)\n"
+        "print('pydantic' in sys.modules and 'tad.config' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["4096", "3584", "False"]
