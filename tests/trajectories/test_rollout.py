@@ -1,0 +1,156 @@
+"""Rollouts: the paper's order is the one-by-one decoder, the other orders do what they say, all replay exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tad.decoding import decode
+from tad.errors import TadError
+from tad.models import LM
+from tad.trajectories.partition import state
+from tad.trajectories.rollout import ORDERS, Pace, Rollout, roll_out
+
+LENGTH, BLOCK = 32, 16
+
+
+def roll(lm: LM, privileged, plain, **pace) -> list[Rollout]:
+    references = [[40 + i for i in range(10)]] * len(plain)
+    tokens = {"references": references} if pace.get("tokens") == "reference" else {}
+    return roll_out(
+        lm, privileged, plain, LENGTH, Pace(block=BLOCK, **pace), seeds=range(len(plain)), **tokens
+    )
+
+
+def predictions(lm: LM, prompt: list[int], canvas: list[int]) -> torch.Tensor:
+    """Probabilities [length, vocab] of the generated part, by a plain forward of one row."""
+    with torch.inference_mode():
+        logits = lm.model(torch.tensor([[*prompt, *canvas]])).logits[0].float()
+    first = len(prompt) - lm.family.shift
+    return logits[first : first + len(canvas)].softmax(-1)
+
+
+def current_block(reveal: list[int], step: int) -> range:
+    """Positions of the first block that still has masks before `step`."""
+    first = min(i for i, r in enumerate(reveal) if r >= step)
+    return range(first // BLOCK * BLOCK, first // BLOCK * BLOCK + BLOCK)
+
+
+@pytest.mark.parametrize("stop_at_end", [True, False])
+def test_the_papers_order_is_the_one_by_one_decoder_on_the_privileged_prompt(
+    lm, privileged, plain, stop_at_end
+) -> None:
+    rollouts = roll(lm, privileged, plain, stop_at_end=stop_at_end)
+    stop = "end" if stop_at_end else "off"
+    for rollout, row in zip(
+        rollouts, decode(lm, privileged, "one-by-one", LENGTH, block=BLOCK, stop=stop), strict=True
+    ):
+        assert rollout.tokens == row.tokens
+        assert rollout.n_real == row.forwards
+        real = [r if r <= rollout.n_real else 0 for r in rollout.reveal]
+        assert real == row.steps
+        assert sorted(rollout.reveal) == list(range(1, LENGTH + 1))
+        for mine, theirs in zip(rollout.teacher, row.confidence, strict=True):
+            assert math.isnan(mine) == (theirs == 0)
+            assert math.isnan(mine) or abs(mine - theirs) < 1e-6
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_replaying_gives_the_recorded_token_at_each_recorded_step(lm, privileged, plain, order: str) -> None:
+    for row, rollout in enumerate(roll(lm, privileged, plain, order=order)[:3]):
+        tokens, reveal = torch.tensor(rollout.tokens), torch.tensor(rollout.reveal)
+        for step in range(1, rollout.n_real + 1):
+            canvas = state(tokens, reveal, step - 1, lm.tokens.mask).tolist()
+            position = rollout.reveal.index(step)
+            assert position in current_block(rollout.reveal, step)
+            teacher = predictions(lm, privileged[row], canvas)
+            teacher[:, lm.tokens.mask] = 0
+            assert rollout.tokens[position] == teacher[position].argmax()
+            assert abs(rollout.teacher[position] - teacher[position].max()) < 1e-5
+
+
+@pytest.mark.parametrize("order", ["student", "student-max"])
+def test_student_orders_reveal_where_the_student_without_the_reference_is_surest(
+    lm, privileged, plain, order
+) -> None:
+    for row, rollout in enumerate(roll(lm, privileged, plain, order=order)[:3]):
+        tokens, reveal = torch.tensor(rollout.tokens), torch.tensor(rollout.reveal)
+        for step in range(1, rollout.n_real + 1):
+            canvas = state(tokens, reveal, step - 1, lm.tokens.mask).tolist()
+            student = predictions(lm, plain[row], canvas)
+            token = predictions(lm, privileged[row], canvas)
+            token[:, lm.tokens.mask] = 0
+            student_best = student.clone()
+            student_best[:, lm.tokens.mask] = 0
+            of_token = student.gather(1, token.argmax(1, keepdim=True))[:, 0]
+            sure = of_token if order == "student" else student_best.amax(1)
+            masks = [i for i in current_block(rollout.reveal, step) if canvas[i] == lm.tokens.mask]
+            position = rollout.reveal.index(step)
+            assert sure[position] >= max(sure[i] for i in masks) - 1e-6
+            assert abs(rollout.student[position] - of_token[position]) < 1e-5
+
+
+def test_left_to_right_goes_from_left_to_right(lm, privileged, plain) -> None:
+    for rollout in roll(lm, privileged, plain, order="left-to-right"):
+        assert rollout.reveal == list(range(1, LENGTH + 1))
+
+
+def test_random_order_depends_on_the_seed_and_not_on_the_batch(lm, privileged, plain) -> None:
+    pace = Pace(order="random", block=BLOCK, stop_at_end=False)
+    together = roll_out(lm, privileged, plain, LENGTH, pace, seeds=[3, 4, 5, 6, 7])
+    alone = roll_out(lm, privileged[2:3], plain[2:3], LENGTH, pace, seeds=[5])
+    assert together[2].reveal == alone[0].reveal
+    assert together[2].tokens == alone[0].tokens
+    assert together[1].reveal != together[2].reveal
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_do_not_depend_on_their_batch(lm, privileged, plain, order: str) -> None:
+    together = roll(lm, privileged, plain, order=order, temperature=0.7)
+    pace = Pace(order=order, block=BLOCK, temperature=0.7)
+    for row in range(len(plain)):
+        alone = roll_out(lm, privileged[row : row + 1], plain[row : row + 1], LENGTH, pace, seeds=[row])[0]
+        assert (alone.tokens, alone.reveal, alone.n_real) == (
+            together[row].tokens,
+            together[row].reveal,
+            together[row].n_real,
+        )
+
+
+@pytest.mark.parametrize("order", ["student", "student-max", "left-to-right", "random"])
+def test_reference_tokens_are_written_as_they_are_and_end_in_eos(lm, privileged, plain, order: str) -> None:
+    for rollout in roll(lm, privileged, plain, order=order, tokens="reference"):
+        assert rollout.tokens == [*range(40, 50), *[lm.tokens.eos] * (LENGTH - 10)]
+        assert all(math.isnan(sure) for sure in rollout.teacher)
+
+
+def test_a_floor_of_one_gives_the_teachers_positions(lm, privileged, plain) -> None:
+    # Nobody is surer than 1, so every step falls back to the teacher's best position.
+    floored = roll(lm, privileged, plain, order="left-to-right", floor=1.1)
+    assert [r.reveal for r in floored] == [r.reveal for r in roll(lm, privileged, plain)]
+
+
+def test_filler_follows_the_end_from_left_to_right(lm, privileged, plain) -> None:
+    rollouts = roll(lm, privileged, plain, order="random")
+    assert any(rollout.n_real < LENGTH for rollout in rollouts)
+    for rollout in rollouts:
+        later = [(r, i) for i, r in enumerate(rollout.reveal) if r > rollout.n_real]
+        assert later == sorted(later)
+        assert all(rollout.tokens[i] == lm.tokens.eos for _, i in later)
+        assert all(math.isnan(rollout.teacher[i]) for _, i in later)
+
+
+@pytest.mark.parametrize(
+    ("pace", "message"),
+    [
+        ({"order": "backwards"}, "order 'backwards' is not known"),
+        ({"tokens": "gold"}, "tokens 'gold' is not known"),
+        ({"tokens": "reference"}, "needs another order"),
+        ({"block": 5}, "not a multiple of the block length 5"),
+    ],
+)
+def test_bad_pace_is_refused(pace: dict, message: str) -> None:
+    with pytest.raises(TadError, match=message):
+        Pace(**pace).check(LENGTH)
