@@ -83,7 +83,7 @@ def generate(
     it. `prefix` is text every answer already begins with; it is not part of `Generation.text`. The other arguments are
     those of `tad.decoding.decode`; `overrides` are parameters of the decoder (`tad decoders NAME` lists them).
     """
-    single = isinstance(prompts, str) or is_chat(prompts)
+    single = not isinstance(prompts, list) or is_chat(prompts)
     asked: list[Any] = [prompts] if single else list(prompts)
     ids = [encode_prompt(lm, prompt, prefix, raw, number) for number, prompt in enumerate(asked)]
     rows = decode(lm, ids, decoder, gen_length, seed, batch_size, on_step, **overrides)

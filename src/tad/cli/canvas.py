@@ -28,7 +28,7 @@ Spell = Callable[[list[int]], str]
 def reveal_colour(step: int, last: int) -> str:
     """A hex colour for a reveal step between 1 and `last`: equal steps look equally far apart (Oklch)."""
     t = (step - 1) / max(1, last - 1)
-    lightness, chroma, hue = 0.62 + 0.23 * t, 0.15, math.radians(300 - 200 * t)
+    lightness, chroma, hue = 0.6 + 0.28 * t, 0.11, math.radians(300 - 200 * t)
     a, b = chroma * math.cos(hue), chroma * math.sin(hue)
     # Oklab -> linear sRGB, with the published matrices.
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
@@ -136,15 +136,14 @@ class Canvas:
             else:
                 pending.append(token)
                 colour_step = max(step, 1)
-                if not self._spell(pending).endswith("\N{REPLACEMENT CHARACTER}"):  # a whole character
+                # A character may be spread over up to four byte tokens: they are shown once it is whole.
+                if len(pending) == 4 or not self._spell(pending).endswith("\N{REPLACEMENT CHARACTER}"):
                     flush()
         flush()
         return text
 
     def _status(self) -> Text:
         words = f"forward {self.forward}   revealed {self.revealed}/{self.length}"
-        if self.forward:
-            words += f"   {self.revealed / self.forward:.2f} per forward"
         return Text(f"{self.title}   {words}" if self.title else words, "bold")
 
 

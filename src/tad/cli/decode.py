@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,11 +58,12 @@ def generate(
     """Answer a prompt, and watch the masks become tokens."""
     overrides = _overrides(settings or [], threshold=threshold, temperature=temperature)
     questions = _questions(prompt, file, ids)
-    from tad.decoding import get_decoder
+    with _busy(f"loading {model}"):
+        from tad.decoding import get_decoder
 
-    # What does not depend on the model is refused before its weights are read.
-    get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
-    lm = _load(model, adapter, device, dtype)
+        # What does not depend on the model is refused before its weights are read.
+        get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
+        lm = _load(model, adapter, device, dtype)
     chosen = get_decoder(decoder, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
@@ -208,17 +209,22 @@ def _scalar(text: str) -> Any:
 # Decoding and printing
 
 
-def _load(model: str, adapter: str | None, device: str | None, dtype: str | None) -> LM:
+def _busy(what: str) -> AbstractContextManager[Any]:
+    """A spinner on standard error, where that is a terminal."""
     from rich.console import Console
+
+    notes = Console(stderr=True)
+    return notes.status(what) if notes.is_terminal else nullcontext()
+
+
+def _load(model: str, adapter: str | None, device: str | None, dtype: str | None) -> LM:
     from transformers.utils import logging
 
     from tad.models import load
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    notes = Console(stderr=True)
-    with notes.status(f"loading {model}") if notes.is_terminal else nullcontext():
-        return load(model, adapter=adapter, device=device, dtype=dtype)
+    return load(model, adapter=adapter, device=device, dtype=dtype)
 
 
 def _progress(results: Iterator[Any], total: int, quiet: bool) -> Iterator[Any]:

@@ -1,0 +1,462 @@
+"""`tad generate` and `tad decoders`: output for people, pipes and machines, and one-line errors."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import tad
+from tad.cli import decode as cli
+from tad.cli.canvas import END, FILLER, FUTURE, MASK, Canvas, LiveCanvas, printable, reveal_colour
+from tad.cli.decoders import MEANINGS, list_decoders, meaning
+from tad.decoding import DECODERS, Decoded, Step, get_decoder
+from tad.decoding.decoders import CACHES, RULES, SCHEDULES, parameters
+from tad.errors import TadError
+from tiny_lm import CONTEXT, write_checkpoint
+
+SHORT = ("--gen-length", "16", "--set", "block=8")
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    cli.add_commands(app)
+    return app
+
+
+def run(*words: str, given: str | None = None) -> Result:
+    result = CliRunner().invoke(make_app(), list(words), input=given)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def records(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("text")))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("ids"), tokenizer=False))
+
+
+@pytest.fixture(scope="module")
+def lm(model: str) -> tad.LM:
+    return tad.load(model, device="cpu")
+
+
+# What is printed
+
+
+def test_pipe_gets_the_plain_text_and_nothing_else(model: str, lm: tad.LM) -> None:
+    result = run("generate", model, "hello", *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout == tad.generate(lm, "hello", gen_length=16, block=8).text + "\n"
+
+
+def test_json_has_one_object_per_prompt(model: str, lm: tad.LM) -> None:
+    found = records(run("generate", model, "hello", "--json", *SHORT, "--threshold", "0.3"))
+    expected = tad.generate(lm, "hello", gen_length=16, block=8, threshold=0.3)
+    assert len(found) == 1
+    assert found[0]["prompt"] == "hello"
+    assert found[0]["text"] == expected.text
+    assert found[0]["tokens"] == expected.tokens
+    assert found[0]["steps"] == expected.decoded.steps
+    assert found[0]["confidence"] == pytest.approx(expected.decoded.confidence)
+    assert found[0]["forwards"] == expected.forwards
+    assert found[0]["tpf"] == expected.tpf
+    assert found[0]["tpf_all"] == expected.tpf_all
+    assert found[0]["seconds"] > 0
+    assert found[0]["decoder"]["name"] == "tad"
+    assert found[0]["decoder"]["threshold"] == 0.3
+    assert found[0]["decoder"]["block"] == 8
+
+
+def test_seed_and_temperature_reach_the_decoder(model: str, lm: tad.LM) -> None:
+    found = records(run("generate", model, "hello", "--json", *SHORT, "--temperature", "1", "--seed", "7"))
+    expected = tad.generate(lm, "hello", gen_length=16, block=8, temperature=1.0, seed=7)
+    assert found[0]["tokens"] == expected.tokens
+    assert found[0]["seed"] == 7
+
+
+def test_raw_leaves_the_chat_format_out(model: str, lm: tad.LM) -> None:
+    found = records(run("generate", model, "hello", "--raw", "--json", *SHORT))
+    assert found[0]["tokens"] == tad.generate(lm, "hello", gen_length=16, block=8, raw=True).tokens
+
+
+def test_model_without_tokenizer_takes_and_gives_ids(bare: str) -> None:
+    lm = tad.load(bare, device="cpu")
+    expected = tad.decoding.decode(lm, [[1, 2, 3]], gen_length=16, block=8)[0]
+    assert (
+        run("generate", bare, "--ids", "1, 2 3", *SHORT).stdout == ",".join(map(str, expected.answer)) + "\n"
+    )
+    found = records(run("generate", bare, "--ids", "1,2,3", "--json", *SHORT))
+    assert found[0]["prompt"] == [1, 2, 3]
+    assert found[0]["text"] is None
+    assert found[0]["tokens"] == expected.tokens
+
+
+# Where prompts come from
+
+
+def test_text_file_is_a_prompt_per_line(model: str, lm: tad.LM, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("first\n\n{second}\nand a third one\n")
+    found = records(
+        run("generate", model, "--file", str(tmp_path / "some.txt"), "--json", *SHORT, "--batch-size", "2")
+    )
+    assert [record["prompt"] for record in found] == ["first", "{second}", "and a third one"]
+    for record in found:
+        assert record["tokens"] == tad.generate(lm, record["prompt"], gen_length=16, block=8).tokens
+
+
+def test_jsonl_file_has_prompts_and_chats(model: str, lm: tad.LM, tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two\nlines"}]
+    path = tmp_path / "some.jsonl"
+    path.write_text(json.dumps({"prompt": "first", "id": 3}) + "\n" + json.dumps({"messages": chat}) + "\n")
+    found = records(run("generate", model, "--file", str(path), "--json", *SHORT))
+    assert [record["prompt"] for record in found] == ["first", chat]
+    assert found[1]["tokens"] == tad.generate(lm, chat, gen_length=16, block=8).tokens
+
+
+@pytest.mark.parametrize("words", [(), ("-",), ("--file", "-")])
+def test_piped_input_is_read_as_lines(model: str, words: tuple[str, ...]) -> None:
+    found = records(run("generate", model, *words, "--json", *SHORT, given="one\ntwo\n"))
+    assert [record["prompt"] for record in found] == ["one", "two"]
+
+
+def test_piped_json_lines_are_recognised(model: str) -> None:
+    found = records(run("generate", model, "--json", *SHORT, given='{"prompt": "one"}\n'))
+    assert found[0]["prompt"] == "one"
+
+
+def test_plain_answers_are_separated_by_a_blank_line(model: str, lm: tad.LM) -> None:
+    answers = [tad.generate(lm, word, gen_length=16, block=8).text for word in ("one", "two")]
+    assert run("generate", model, *SHORT, given="one\ntwo\n").stdout == "\n\n".join(answers) + "\n"
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "message"),
+    [
+        (("hello", "--file", "x.txt"), None, "give one of a prompt"),
+        ((), "", "standard input: no prompt in it"),
+        (("--file", "nowhere.txt"), None, "nowhere.txt: No such file"),
+        ((), '{"prompt": "a"}\n{"prompt": \n', r"standard input:2: not JSON"),
+        ((), '{"prompt": "a"}\n[]\n', r'standard input:2: should be an object with either "prompt"'),
+        ((), '{"question": "a"}\n', r"standard input:1: should be an object"),
+        ((), '{"prompt": "a", "messages": []}\n', r"standard input:1: should be an object"),
+        ((), '{"prompt": 3}\n', r'standard input:1: "prompt" should be text'),
+        ((), '{"messages": "a"}\n', r'standard input:1: "messages" should be a list'),
+        ((), '{"messages": []}\n', r'standard input:1: "messages" is empty'),
+        ((), '{"messages": [{"role": "robot", "content": "a"}]}\n', r"standard input:1: message 0: role"),
+        ((), "short\n" + "x" * CONTEXT, r"standard input:2: \d+ tokens and --gen-length 16 are more than"),
+        ((), "a\nwhat is <|mdm_mask|>?\n", r"standard input:2: .*contains the mask token"),
+        (("a", "--decoder", "tadd"), None, "unknown decoder 'tadd'; did you mean 'tad'"),
+        (("a", "--set", "treshold=1"), None, "did you mean 'threshold'"),
+        (("a", "--set", "threshold"), None, "should be KEY=VALUE"),
+        (("a", "--set", "threshold=1", "--threshold", "1"), None, "are the same parameter"),
+        (("a", "--set", "threshold=high"), None, "threshold must be a number, not 'high'"),
+        (("a", "--set", "stop=never"), None, "stop is one of end, eager, off"),
+        (("a", "--set", "delay=1"), None, "has no parameter 'delay'"),
+        (("a", "--decoder", "llada", "--threshold", "1"), None, "has no parameter 'threshold'"),
+        (("--ids", "1,two"), None, "should be token ids"),
+        (("--ids", "1,9999"), None, "outside the vocabulary"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_a_clear_error(
+    model: str, words: tuple[str, ...], given: str | None, message: str
+) -> None:
+    with pytest.raises(TadError, match=message) as caught:
+        run("generate", model, *SHORT, *words, given=given)
+    assert "\n" not in str(caught.value)
+
+
+def test_malformed_line_of_a_file_is_named(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt" "b"}\n')
+    with pytest.raises(TadError, match=r"some\.jsonl:3: not JSON"):
+        run("generate", model, "--file", str(path), *SHORT)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(TadError, match="not UTF-8"):
+        run("generate", model, "--file", str(path), *SHORT)
+
+
+def test_length_that_is_no_multiple_of_the_block_is_refused_before_loading(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="gen_length 20 is not a multiple of the block length 32"):
+        run("generate", str(tmp_path / "no-model-here"), "hello", "--gen-length", "20")
+
+
+def test_missing_prompt_at_a_terminal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", _Terminal())
+    with pytest.raises(TadError, match="no prompt: give it as an argument"):
+        cli._questions(None, None, None)
+
+
+def test_text_for_a_model_without_tokenizer_is_an_error(bare: str) -> None:
+    with pytest.raises(TadError, match="has no tokenizer; give the prompt as token ids with --ids"):
+        run("generate", bare, "hello", *SHORT)
+
+
+def test_error_of_the_program_is_one_line_and_exit_code_2(model: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tad", "generate", model, "hello", "--decoder", "tadd"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: unknown decoder 'tadd'")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("off", "off"), ("no", "no"), ("3", 3), ("0.5", 0.5), ("1e-3", 1e-3), (".5", 0.5), ("none", None),
+        ("null", None), ("true", True), ("False", False), ("dual", "dual"),
+    ],
+)  # fmt: skip
+def test_set_reads_scalars(text: str, value: object) -> None:
+    found = cli._overrides([f"key={text}"])["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+# The live canvas
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def draw(canvas: Canvas, width: int = 60, height: int | None = None) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(canvas.draw(width, height))
+    return console.export_text()
+
+
+def strip_codes(screen: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+
+
+def spell(ids: list[int]) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
+def reveal(forward: int, text: str, at: int, created: int = 1) -> Step:
+    ids = list(text.encode())
+    return Step(0, forward, list(range(at, at + len(ids))), ids, [1.0] * len(ids), 0, created)
+
+
+def test_canvas_shows_masks_tokens_and_blocks() -> None:
+    canvas = Canvas(12, 4, spell, ends=(0,), title="tad")
+    assert draw(canvas).splitlines()[:3] == [f"1 │ {MASK * 4}".ljust(60), f"2 │ {FUTURE * 4}".ljust(60), f"3 │ {FUTURE * 4}".ljust(60)]  # fmt: skip
+    canvas.take(reveal(1, "ab", 1, created=2))
+    lines = [line.rstrip() for line in draw(canvas).splitlines()]
+    assert lines == [
+        f"1 │ {MASK}ab{MASK}",
+        f"2 │ {MASK * 4}",
+        f"3 │ {FUTURE * 4}",
+        "tad   forward 1   revealed 2/12",
+    ]
+
+
+def test_canvas_of_a_finished_row_tells_the_end_from_filler() -> None:
+    canvas = Canvas(8, 4, spell, ends=(0,))
+    canvas.finish(Decoded([*b"yes", 0, 0, 0, 0, 0], [1, 1, 2, 2, 0, 0, 0, 0], [1.0] * 8, 2, 1.0, (0,)))
+    lines = [line.rstrip() for line in draw(canvas).splitlines()]
+    assert lines == [f"1 │ yes{END}", f"2 │ {FILLER * 4}", "forward 2   revealed 8/8"]
+
+
+def test_character_spread_over_tokens_is_shown_whole() -> None:
+    canvas = Canvas(4, 4, spell)
+    canvas.take(reveal(1, "é", 1))
+    assert draw(canvas).startswith(f"1 │ {MASK}é{MASK}")
+
+
+def test_tokens_are_coloured_by_reveal_step() -> None:
+    canvas = Canvas(4, 4, spell)
+    canvas.take(reveal(1, "a", 0))
+    canvas.take(reveal(5, "b", 1))
+    console = Console(
+        width=40, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
+    console.print(canvas.draw(40))
+    html = console.export_html(inline_styles=True)
+    assert f'color: {reveal_colour(1, 5)}; text-decoration-color: {reveal_colour(1, 5)}">a<' in html
+    assert f'color: {reveal_colour(5, 5)}; text-decoration-color: {reveal_colour(5, 5)}">b<' in html
+
+
+def test_colours_differ_from_step_to_step_and_grow_lighter() -> None:
+    colours = [reveal_colour(step, 10) for step in range(1, 11)]
+    assert len(set(colours)) == 10
+    light = [0.2126 * int(c[1:3], 16) + 0.7152 * int(c[3:5], 16) + 0.0722 * int(c[5:7], 16) for c in colours]
+    assert light == sorted(light)
+    assert reveal_colour(1, 1) == colours[0]
+
+
+def test_tall_canvas_is_cut_to_the_blocks_at_work() -> None:
+    canvas = Canvas(160, 4, spell)
+    for block in range(20):
+        canvas.take(reveal(block + 1, "abcd", 4 * block, created=block + 2))
+    lines = draw(canvas, height=12).splitlines()
+    assert len(lines) <= 12
+    assert any(line.startswith(f"21 │ {MASK}") for line in lines)
+    assert "blocks above" in lines[0]
+    assert "blocks below" in lines[-2]
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\r\tc\nd") == "a▯[2Jb▯    c\nd"
+
+
+def test_live_canvas_stays_on_the_screen_when_interrupted() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, height=20)
+    live = LiveCanvas(Canvas(8, 4, spell), console)
+    with contextlib.suppress(KeyboardInterrupt), live:
+        live.take(reveal(1, "abc", 0))
+        raise KeyboardInterrupt
+    last = strip_codes(screen.getvalue()).rpartition("revealed 0/8")[2]
+    assert "abc" + MASK in last
+    assert "revealed 3/8" in last
+
+
+def run_at_terminal(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        make_app()(list(words))
+    return int(ended.value.code or 0), screen.getvalue()
+
+
+def test_terminal_gets_the_canvas_the_text_and_the_counts(
+    model: str, lm: tad.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, screen = run_at_terminal(monkeypatch, "generate", model, "hello", *SHORT)
+    answer = tad.generate(lm, "hello", gen_length=16, block=8)
+    assert code == 0
+    assert "revealed 0/16" in screen
+    assert "revealed 16/16" in screen
+    assert (
+        f"{answer.forwards} forwards, {len(answer.decoded.content)} tokens: {answer.tpf:.2f} per forward"
+        in screen
+    )
+    assert f"({answer.tpf_all:.2f} with the filler)" in screen
+    assert "tokens/s" in screen
+
+
+def test_no_live_prints_text_and_counts_only(model: str, lm: tad.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, screen = run_at_terminal(monkeypatch, "generate", model, "hello", "--no-live", *SHORT)
+    assert code == 0
+    assert "revealed" not in screen
+    assert screen.startswith(printable(tad.generate(lm, "hello", gen_length=16, block=8).text))
+    assert "tokens/s" in screen
+
+
+def test_interrupt_leaves_the_canvas_and_exits_with_130(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tad.decoding.decode
+
+    def interrupted(*args: Any, on_step: Any, **settings: Any) -> Any:
+        def stop(step: Step) -> None:
+            on_step(step)
+            if step.forward == 2:
+                raise KeyboardInterrupt
+
+        return whole(*args, on_step=stop, **settings)
+
+    monkeypatch.setattr(tad.decoding, "decode", interrupted)
+    code, screen = run_at_terminal(monkeypatch, "generate", model, "hello", *SHORT, "--decoder", "one-by-one")
+    assert code == 130
+    assert strip_codes(screen).rstrip().endswith("one-by-one   forward 2   revealed 2/16")
+
+
+# tad decoders
+
+
+def test_decoders_lists_every_name_with_its_parts() -> None:
+    text = run("decoders").stdout
+    for name in DECODERS:
+        assert name in text
+    assert "multi-block: block 32, block_add 0.1, decoded 0.95" in text
+    assert "entropy: threshold 0.5, strict, keep_best" in text
+    assert "delayed: delay 2, refresh 3" in text
+
+
+def test_decoders_shows_families_apart_only_where_they_differ() -> None:
+    lines = run("decoders").stdout.splitlines()
+    assert [line.split()[:2] for line in lines if line.split()[:1] == ["d3llm"]] == [["d3llm", "(llada)"], ["d3llm", "(dream)"]]  # fmt: skip
+    assert sum(line.split()[:1] == ["tad"] for line in lines) == 1
+    dream = run("decoders", "--family", "dream").stdout.splitlines()
+    assert "threshold 0.4" in next(line for line in dream if line.split()[:1] == ["d3llm"])
+
+
+def test_decoders_fits_a_narrow_terminal() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(list_decoders({(name, "llada"): get_decoder(name) for name in DECODERS}))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(name in text for name in DECODERS)
+    assert "…" not in text
+
+
+def test_one_decoder_explains_all_its_parameters() -> None:
+    text = run("decoders", "d3llm-cached").stdout
+    for key in parameters(get_decoder("d3llm-cached")):
+        assert key in text
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["threshold"])
+    assert row.split()[:3] == ["threshold", "0.5", "0.4"]
+
+
+def test_decoders_as_json() -> None:
+    found = json.loads(run("decoders", "--json").stdout)
+    assert {(record["name"], record["family"]) for record in found} == {
+        (name, family) for name in DECODERS for family in ("llada", "dream")
+    }
+    mine = next(record for record in found if (record["name"], record["family"]) == ("d3llm", "dream"))
+    assert mine["schedule"] == "multi-block"
+    assert mine["parameters"]["threshold"] == 0.4
+
+
+def test_every_parameter_of_every_part_has_a_meaning() -> None:
+    for schedule in SCHEDULES:
+        for rule in RULES:
+            for cache in CACHES:
+                decoder = get_decoder("tad", schedule=schedule, rule=rule, cache=cache)
+                assert all(meaning(key, decoder) for key in parameters(decoder))
+    known = {
+        key
+        for schedule in SCHEDULES
+        for rule in RULES
+        for cache in CACHES
+        for key in parameters(get_decoder("tad", schedule=schedule, rule=rule, cache=cache))
+    }
+    assert set(MEANINGS) <= known
+
+
+def test_unknown_decoder_or_family_is_an_error() -> None:
+    with pytest.raises(TadError, match="unknown decoder 'd3lm'; did you mean 'd3llm'"):
+        run("decoders", "d3lm")
+    with pytest.raises(TadError, match="should be llada or dream"):
+        run("decoders", "--family", "qwen")

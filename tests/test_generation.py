@@ -1,0 +1,151 @@
+"""`tad.generate`: text and chats in, text out, on a tiny random model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tad
+from tad.decoding import Decoded, Step, decode
+from tad.generation import Generation, generate, read_answer
+from tad.models import DREAM, LLADA, LM
+from tiny_lm import CONTEXT, write_checkpoint
+
+SHORT = {"gen_length": 16, "block": 8}
+
+
+@pytest.fixture(scope="module", params=[LLADA, DREAM], ids=lambda family: family.name)
+def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LM:
+    return tad.load(write_checkpoint(tmp_path_factory.mktemp("tiny"), request.param), device="cpu")
+
+
+def test_package_exports_generate() -> None:
+    assert tad.generate is generate
+    assert tad.Generation is Generation
+
+
+def test_string_gives_one_generation_and_list_gives_a_list(lm: LM) -> None:
+    one = generate(lm, "hello", **SHORT)
+    many = generate(lm, ["hello", "a longer question"], **SHORT)
+    assert isinstance(one, Generation)
+    assert [answer.prompt for answer in many] == ["hello", "a longer question"]
+    assert many[0].tokens == one.tokens
+    assert generate(lm, [], **SHORT) == []
+
+
+def test_string_is_the_user_turn_of_a_chat(lm: LM) -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    answer = generate(lm, chat, **SHORT)
+    assert isinstance(answer, Generation)
+    assert answer.prompt == chat
+    assert answer.tokens == generate(lm, "hello", **SHORT).tokens
+
+
+def test_list_may_mix_strings_and_chats(lm: LM) -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    first, second = generate(lm, [chat, "hello"], **SHORT)
+    assert first.tokens == second.tokens
+
+
+def test_answer_is_what_decode_gives_for_the_chat_ids(lm: LM) -> None:
+    answer = generate(lm, "hello", decoder="fast-dllm", **SHORT)
+    expected = decode(lm, [lm.encode("hello")], "fast-dllm", **SHORT)[0]
+    assert answer.tokens == expected.tokens
+    assert answer.text == lm.decode(expected.answer)
+
+
+def test_raw_prompt_has_no_chat_around_it(lm: LM) -> None:
+    answer = generate(lm, "hello", raw=True, **SHORT)
+    assert answer.tokens == decode(lm, [lm.encode_text("hello")], **SHORT)[0].tokens
+    assert answer.tokens != generate(lm, "hello", **SHORT).tokens
+
+
+def test_prefix_is_fed_and_not_repeated_in_the_text(lm: LM) -> None:
+    answer = generate(lm, "hello", prefix="So: ", **SHORT)
+    expected = decode(lm, [lm.encode("hello", prefix="So: ")], **SHORT)[0]
+    assert answer.tokens == expected.tokens
+    assert answer.text == lm.decode(expected.answer)
+    raw = generate(lm, "hello", prefix=" you", raw=True, **SHORT)
+    assert raw.tokens == generate(lm, "hello you", raw=True, **SHORT).tokens
+
+
+def test_text_stops_before_the_first_end_token(lm: LM) -> None:
+    word, tail = lm.encode_text("yes"), lm.encode_text("no")
+    for end in lm.tokens.ends:
+        ids = [*word, end, *tail, lm.tokens.eos]
+        row = Decoded(ids, [1] * len(ids), [1.0] * len(ids), 2, 0.5, lm.tokens.ends)
+        assert read_answer(lm, row) == "yes"
+        answer = Generation("?", read_answer(lm, row), row)
+        assert (answer.forwards, answer.seconds) == (2, 0.5)
+        assert answer.tpf == (len(word) + 1) / 2
+        assert answer.tpf_all == len(ids) / 2
+        assert answer.tokens_per_second == (len(word) + 1) / 0.5
+
+
+def test_text_without_an_end_token_is_whole_and_without_special_tokens(lm: LM) -> None:
+    bos = lm.tokens.bos
+    assert bos is not None
+    ids = [bos, *lm.encode_text("caf\u00e9")]
+    row = Decoded(ids, [1] * len(ids), [1.0] * len(ids), 1, 1.0, lm.tokens.ends)
+    assert read_answer(lm, row) == "caf\u00e9"
+
+
+def test_batch_size_changes_no_answer(lm: LM) -> None:
+    prompts = ["a much longer question than the others", "b", "some words", "c d"]
+    together = generate(lm, prompts, **SHORT)
+    apart = generate(lm, prompts, batch_size=2, **SHORT)
+    assert [answer.tokens for answer in apart] == [answer.tokens for answer in together]
+    assert [answer.forwards for answer in apart] == [answer.forwards for answer in together]
+
+
+def test_seed_matters_with_a_temperature_only(lm: LM) -> None:
+    greedy = [generate(lm, "hello", seed=seed, **SHORT).tokens for seed in (0, 1)]
+    warm = [generate(lm, "hello", seed=seed, temperature=1.0, **SHORT).tokens for seed in (0, 1, 0)]
+    assert greedy[0] == greedy[1]
+    assert warm[0] != warm[1]
+    assert warm[0] == warm[2]
+
+
+def test_steps_reach_the_callback_with_the_row_of_the_prompt(lm: LM) -> None:
+    steps: list[Step] = []
+    prompts = ["a longer question", "b"]
+    answers = generate(lm, prompts, batch_size=1, on_step=steps.append, stop="off", **SHORT)
+    for row, answer in enumerate(answers):
+        mine = {
+            p: t
+            for step in steps
+            if step.row == row
+            for p, t in zip(step.positions, step.tokens, strict=True)
+        }
+        assert [mine[position] for position in range(16)] == answer.tokens
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "words"),
+    [
+        ({"role": "user"}, {}, "prompt 0 is neither text nor a chat"),
+        (["a", 3], {}, "prompt 1 is neither text nor a chat"),
+        ([{"role": "user", "content": "a"}], {"raw": True}, "prompt 0 is a chat"),
+        (["a", [{"role": "robot", "content": "a"}]], {}, "prompt 1: message 0: role"),
+        ("x" * CONTEXT, {}, "over the context"),
+        ("", {"raw": True}, "prompt 0 is empty"),
+        ("a", {"decoder": "tadd"}, "did you mean 'tad'"),
+        ("a", {"treshold": 0.5}, "did you mean 'threshold'"),
+        ("a", {"gen_length": 12}, "not a multiple of the block length 8"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_a_clear_error(lm: LM, prompts: object, settings: dict[str, object], words: str) -> None:
+    with pytest.raises(tad.TadError, match=words):
+        generate(lm, prompts, **{**SHORT, **settings})  # type: ignore[call-overload]
+
+
+def test_prompt_with_a_mask_token_is_refused(lm: LM) -> None:
+    with pytest.raises(tad.TadError, match="contains the mask token"):
+        generate(lm, f"what is {lm.family.mask_text}?", **SHORT)
+
+
+def test_model_without_tokenizer_cannot_answer_text(tmp_path: Path) -> None:
+    bare = tad.load(write_checkpoint(tmp_path, tokenizer=False), device="cpu")
+    with pytest.raises(tad.TadError, match="has no tokenizer"):
+        generate(bare, "hello", **SHORT)
