@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -76,15 +76,31 @@ def find_recipe(source: str | Path) -> Path:
     raise TadError(f"no recipe '{source}': not a file and not a bundled name{listing}")
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, except that a key given twice is an error and not a silent choice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key '{key_node.value}' stands there twice", key_node.start_mark
+                )
+            seen.add(str(key_node.value))
+        return super().construct_mapping(node, deep)
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return " ".join(str(getattr(error, "problem", None) or error).split())
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise TadError(
-            f"{path}:{line} is not valid YAML: {getattr(error, 'problem', None) or error}"
-        ) from None
+        raise TadError(f"{path}:{line} is not valid YAML: {_problem(error)}") from None
     except UnicodeDecodeError:
         raise TadError(f"{path}: is not a UTF-8 text file") from None
     if values is None:
@@ -97,25 +113,31 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _apply(values: dict[str, Any], override: str) -> None:
     """Set one dotted key in place. The value is read as YAML, so numbers, lists and null work."""
     key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise TadError(f"override '{override}' should look like section.field=value")
     *sections, field = key.split(".")
+    if not equals or not all((*sections, field)):
+        raise TadError(f"override '{override}' should look like section.field=value")
     target = values
     for name in sections:
-        inner = target.setdefault(name, {})
+        if target.get(name) is None:
+            target[name] = {}
+        inner = target[name]
         if not isinstance(inner, dict):
             raise TadError(f"override '{override}': '{name}' is a value, not a section")
         target = inner
     try:
-        target[field] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        target[field] = text
+        target[field] = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise TadError(
+            f"override '{override}': the value is not valid YAML ({_problem(error)}); quote it if it is text"
+        ) from None
 
 
 def _suggest(schema: type[Recipe], loc: tuple[int | str, ...]) -> str:
     """'; did you mean x?' for a key that is nearly right, else the keys that exist there."""
     fields: dict[str, Any] = dict(schema.model_fields)
     for part in loc[:-1]:
+        if isinstance(part, int):  # an item of a list: the list's annotation already gave the section
+            continue
         inner = _schema_of(getattr(fields.get(str(part)), "annotation", None))
         fields = dict(inner.model_fields) if inner else {}
     close = difflib.get_close_matches(str(loc[-1]), fields, n=1)
@@ -125,8 +147,7 @@ def _suggest(schema: type[Recipe], loc: tuple[int | str, ...]) -> str:
 
 
 def _schema_of(annotation: Any) -> type[BaseModel] | None:
-    """The recipe section inside an annotation such as `Section` or `Section | None`."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    """The recipe section inside an annotation such as `Section`, `Section | None` or `list[Section]`."""
+    if get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _schema_of(part))), None)

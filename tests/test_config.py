@@ -1,0 +1,180 @@
+"""Recipes: what is read, what overrides do, and the one line each mistake gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tad import config
+from tad.config import ExistingPath, Recipe, find_recipe, load_recipe, parse_recipe
+from tad.errors import TadError
+
+
+class Optimiser(Recipe):
+    rate: float = 1e-4
+    betas: list[float] = [0.9, 0.95]  # noqa: RUF012
+    name: str | None = None
+
+
+class Data(Recipe):
+    folder: ExistingPath
+    tasks: list[str] = []  # noqa: RUF012
+    optimiser: Optimiser | None = None
+
+
+class Whole(Recipe):
+    seed: int = 0
+    shuffle: bool = False
+    optimiser: Optimiser = Optimiser()
+    data: Data | None = None
+    parts: list[Optimiser] = []  # noqa: RUF012
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def refused(words: str, *overrides: str, text: str = "", folder: Path) -> None:
+    with pytest.raises(TadError, match=words) as caught:
+        load_recipe(Whole, write(folder, text), overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_is_read_with_defaults_for_what_it_does_not_say(tmp_path: Path) -> None:
+    recipe = load_recipe(Whole, write(tmp_path, "seed: 3\noptimiser:\n  rate: 0.5\n"))
+    assert recipe == Whole(seed=3, optimiser=Optimiser(rate=0.5))
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    assert load_recipe(Whole, write(tmp_path, "# nothing\n")) == Whole()
+
+
+def test_overrides_reach_nested_fields_lists_and_null(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        Whole,
+        write(tmp_path, "optimiser: {name: adam}\n"),
+        ["seed=7", "shuffle=true", "optimiser.betas=[0.5, 0.6]", "optimiser.name=null", "optimiser.rate=1.5"],
+    )
+    assert recipe == Whole(seed=7, shuffle=True, optimiser=Optimiser(rate=1.5, betas=[0.5, 0.6]))
+
+
+def test_overrides_make_the_sections_they_name(tmp_path: Path) -> None:
+    overrides = [f"data.folder={tmp_path}", "data.tasks=[gsm8k]", "data.optimiser.rate=2"]
+    data = load_recipe(Whole, write(tmp_path, "data: null\n"), overrides).data
+    assert data == Data(folder=tmp_path, tasks=["gsm8k"], optimiser=Optimiser(rate=2))
+
+
+def test_a_whole_section_can_be_overridden(tmp_path: Path) -> None:
+    recipe = load_recipe(Whole, write(tmp_path, "optimiser: {rate: 9}\n"), ["optimiser={name: sgd}"])
+    assert recipe.optimiser == Optimiser(name="sgd")
+
+
+def test_the_last_override_wins(tmp_path: Path) -> None:
+    assert load_recipe(Whole, write(tmp_path, "seed: 1\n"), ["seed=2", "seed=3"]).seed == 3
+
+
+def test_small_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
+    """YAML 1.1 reads 1e-5 as text, which every recipe author trips over."""
+    recipe = load_recipe(Whole, write(tmp_path, "optimiser: {rate: 1e-5}\n"))
+    assert recipe.optimiser.rate == 1e-5
+    assert load_recipe(Whole, write(tmp_path, ""), ["optimiser.rate=2e-6"]).optimiser.rate == 2e-6
+
+
+def test_values_with_equals_signs_keep_them(tmp_path: Path) -> None:
+    assert load_recipe(Whole, write(tmp_path, ""), ["optimiser.name=a=b"]).optimiser.name == "a=b"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sed: 3\n", r"recipe.yaml: unknown key 'sed'; did you mean 'seed'\?"),
+        ("optimiser: {rat: 1}\n", r"unknown key 'optimiser.rat'; did you mean 'rate'\?"),
+        ("optimiser: {zzz: 1}\n", r"unknown key 'optimiser.zzz'; known keys here: betas, name, rate"),
+        ("parts: [{rat: 1}]\n", r"unknown key 'parts.0.rat'; did you mean 'rate'\?"),
+        ("seed: many\n", r"recipe.yaml: 'seed': .*integer.* \(got 'many'\)"),
+        ("seed: 1.5\n", r"'seed': .*integer.*got 1.5"),
+        ("optimiser: 3\n", r"'optimiser': .*\(got 3\)"),
+        ("optimiser: {betas: 3}\n", r"'optimiser.betas': .*list"),
+        ("optimiser: {betas: [0.9, x]}\n", r"'optimiser.betas.1': .*number.*got 'x'"),
+        ("data: {tasks: []}\n", r"'data.folder' is missing; add it to the recipe or pass data.folder=VALUE"),
+        ("data: {folder: /no/such/place}\n", r"'data.folder': no such file or directory: /no/such/place"),
+        ("seed: [1\n", r"recipe.yaml: line \d+ is not valid YAML"),
+        ("- 1\n- 2\n", r"a recipe is a mapping of keys to values, this is a list"),
+        ("just words\n", r"a recipe is a mapping of keys to values, this is a str"),
+        ("seed: 1\nseed: 2\n", r"recipe.yaml: line 2 is not valid YAML: key 'seed' stands there twice"),
+    ],
+)
+def test_mistakes_in_the_file_name_the_field_and_the_fix(tmp_path: Path, text: str, words: str) -> None:
+    refused(words, text=text, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed", r"override 'seed' should look like section.field=value"),
+        ("=3", r"override '=3' should look like"),
+        ("optimiser..rate=3", r"override 'optimiser..rate=3' should look like"),
+        ("seed.deep=3", r"override 'seed.deep=3': 'seed' is a value, not a section"),
+        ("seeed=3", r"unknown key 'seeed'; did you mean 'seed'\?"),
+        ("seed=[1", r"override 'seed=\[1': .* is not valid YAML"),
+    ],
+)
+def test_mistakes_in_an_override_are_named(tmp_path: Path, override: str, words: str) -> None:
+    refused(words, override, text="seed: 1\n", folder=tmp_path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TadError, match="is not a UTF-8 text file"):
+        load_recipe(Whole, path)
+
+
+def test_bundled_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "BUNDLED", tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    (tmp_path / "nano.yaml").write_text("seed: 5\n")
+    assert load_recipe(Whole, "nano").seed == 5
+    assert load_recipe(Whole, "nano.yaml").seed == 5
+    with pytest.raises(
+        TadError, match="no recipe 'mini': not a file and not a bundled name; bundled recipes: nano"
+    ):
+        find_recipe("mini")
+    with pytest.raises(TadError, match="no recipe 'elsewhere/nano'"):
+        find_recipe("elsewhere/nano")
+
+
+def test_a_file_comes_before_a_bundled_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled = tmp_path / "bundled"
+    bundled.mkdir()
+    (bundled / "nano.yaml").write_text("seed: 5\n")
+    (tmp_path / "nano.yaml").write_text("seed: 6\n")
+    monkeypatch.setattr(config, "BUNDLED", bundled)
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe(Whole, "nano.yaml").seed == 6
+
+
+def test_a_recipe_does_not_change_after_reading() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Whole().seed = 3
+
+
+def test_errors_of_plain_values_name_where_they_come_from() -> None:
+    with pytest.raises(TadError, match=r"the request: unknown key 'x'"):
+        parse_recipe(Whole, {"x": 1}, where="the request")
+
+
+@given(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.lists(st.floats(0, 1), max_size=3))
+def test_any_value_survives_an_override(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, rate: float, betas: list[float]
+) -> None:
+    path = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
+    path.write_text("")
+    overrides = [f"seed={seed}", f"optimiser.rate={rate!r}", f"optimiser.betas={betas!r}"]
+    recipe = load_recipe(Whole, path, overrides)
+    assert (recipe.seed, recipe.optimiser.rate, recipe.optimiser.betas) == (seed, rate, betas)
