@@ -1,8 +1,9 @@
 """Python in a text: find it, keep what belongs to the answer.
 
 Follows the published post-processing of these benchmarks: the text between the first ```python fence and the next fence,
-the longest run of lines that parses, and from it the imports, classes, simple assignments and functions that return
-something. Runs nothing.
+the longest run of lines that parses, and from it the imports, classes, functions and simple assignments. It differs where
+that made correct programs fail: functions that return nothing (generators, helpers that work in place) are kept, and so
+is what only the tests use. Runs nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Collection
 
 MAX_LINES = 100
 _FENCE = re.compile(r"```(?:[a-zA-Z0-9_+-]*)[ \t]*\r?\n?(.*?)(?:```|\Z)", re.DOTALL)
@@ -26,8 +28,8 @@ def first_fence(text: str) -> str | None:
     return match[1] if match else None
 
 
-def sanitize(text: str, entry_point: str | None = None) -> str:
-    """The definitions in a text that may be full of other things; with an entry point, only what it can reach."""
+def sanitize(text: str, roots: Collection[str] = ()) -> str:
+    """The definitions in a text that may be full of other things; given roots, only what these names can reach."""
     lines = text.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip().split("\n")
     tree = parse(longest_program(lines[:MAX_LINES]))
     assert tree is not None
@@ -35,9 +37,12 @@ def sanitize(text: str, entry_point: str | None = None) -> str:
     definitions: dict[str, ast.stmt] = {}
     for node in tree.body:
         name = _defined_name(node)
-        if name is not None:
+        # The last definition of a name counts, but a stub does not replace a function that returns something.
+        if name is not None and not (
+            name in definitions and _is_stub(node) and not _is_stub(definitions[name])
+        ):
             definitions[name] = node
-    wanted = _reachable(entry_point, definitions) if entry_point else set(definitions)
+    wanted = _reachable(roots, definitions) if roots else set(definitions)
     kept = [*imports, *(node for name, node in definitions.items() if name in wanted)]
     return "\n".join(ast.unparse(node) for node in kept)
 
@@ -66,20 +71,30 @@ def parse(program: str) -> ast.Module | None:
         return None
 
 
+def mentioned_names(program: str) -> set[str]:
+    """Every name a program uses."""
+    tree = parse(program)
+    return _mentioned(tree) if tree is not None else set()
+
+
 def _defined_name(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.ClassDef):
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name
-    if isinstance(node, ast.FunctionDef):
-        returns = any(isinstance(inner, ast.Return) for inner in ast.walk(node))
-        return node.name if returns else None
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id
     return None
 
 
-def _reachable(entry_point: str, definitions: dict[str, ast.stmt]) -> set[str]:
+def _is_stub(node: ast.stmt) -> bool:
+    results = (ast.Return, ast.Yield, ast.YieldFrom)
+    return isinstance(node, ast.FunctionDef) and not any(
+        isinstance(inner, results) for inner in ast.walk(node)
+    )
+
+
+def _reachable(roots: Collection[str], definitions: dict[str, ast.stmt]) -> set[str]:
     reached: set[str] = set()
-    waiting = [entry_point]
+    waiting = list(roots)
     while waiting:
         name = waiting.pop()
         if name not in reached:
@@ -88,6 +103,6 @@ def _reachable(entry_point: str, definitions: dict[str, ast.stmt]) -> set[str]:
     return reached
 
 
-def _mentioned(node: ast.stmt) -> set[str]:
+def _mentioned(node: ast.AST) -> set[str]:
     names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     return names | {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tad.tasks.code import cut_python_fence, sanitize
+from tad.tasks.code import cut_python_fence, mentioned_names, sanitize
 from tad.tasks.programming import ProgrammingTask
 from tad.tasks.sandbox import Job
 from tad.tasks.source import Row, Source
@@ -42,7 +42,8 @@ class HumanEval(ProgrammingTask):
         return Prompt.from_user(REQUEST.format(prompt=example.question) + " ")
 
     def extract(self, example: Example, text: str) -> str:
-        return sanitize(f"{example.question}\n{cut_python_fence(text)}", example.meta["entry_point"])
+        roots = {example.meta["entry_point"]} | mentioned_names(example.answer)
+        return sanitize(f"{example.question}\n{cut_python_fence(text)}", roots)
 
     def job(self, example: Example, program: str) -> Job:
         return Job(program, f"{example.answer}\ncheck({example.meta['entry_point']})")

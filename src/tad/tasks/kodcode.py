@@ -22,7 +22,7 @@ class KodCode(ProgrammingTask):
     templates = ("tad",)
     # The tests may import what they like (pytest, numpy, ...), and the published filter gave them 30 seconds.
     packages = True
-    limits: ClassVar[Limits] = Limits(seconds=30.0, cpu_seconds=30, memory=2 << 30)
+    limits: ClassVar[Limits] = Limits(seconds=60.0, cpu_seconds=30, memory=2 << 30)
     source = Source(
         "kodcode",
         hub_id="KodCode/KodCode-V1-SFT-R1",

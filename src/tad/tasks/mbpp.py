@@ -108,11 +108,11 @@ class MbppInstruct(Mbpp):
         return Prompt.from_user(content, prefix="\n```python\n")
 
     def extract(self, example: Example, text: str) -> str:
-        """The published rule: the first complete fenced block, counting the fence that the prefix has opened."""
-        for candidate in ("```" + text, text.replace("```python", "```")):
-            match = re.search(r"```(?:\w+)?\n?(.*?)\n?```", candidate, re.DOTALL)
-            if match:
-                return match[1]
+        """What stands before the next fence: the prefix has opened one, and without a closing one nothing counts."""
+        for block in text.split("```")[:-1]:
+            program = re.sub(r"^\s*(?:python|py)[ \t]*\n", "", block)
+            if program.strip():
+                return program
         return ""
 
 

@@ -35,9 +35,13 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use; None lifts a limit. Memory holds for each process and for all of them together."""
+    """What one program may use; None lifts a limit. Memory holds for each process and for all of them together.
 
-    seconds: float = 10.0
+    A verdict should not depend on how busy the machine is, so it is CPU time that bounds honest programs; `seconds` of
+    wall clock end the ones that wait.
+    """
+
+    seconds: float = 30.0
     cpu_seconds: int | None = 10
     memory: int | None = 1 << 30
     processes: int | None = 32
