@@ -114,7 +114,7 @@ class Minutes(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **unused: Any) -> None:
         now, step = time.monotonic(), state.global_step
         minutes = (now - self.began) / 60
-        if self.steady is None and minutes * 60 > 20:
+        if self.steady is None and minutes * 60 > min(20.0, 6 * (self.budget or 0)):  # a tenth of a short budget
             self.steady = (step, now)
         if self.plan.open_end and self.budget and self.steady and step > self.steady[0]:
             decay_minutes = self.budget * self.plan.decay

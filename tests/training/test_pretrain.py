@@ -1,0 +1,219 @@
+"""Pretraining end to end at a size that takes seconds: exact resume, whole-or-absent checkpoints, the released layout."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import tad
+from tad.cli.train import add_commands
+from tad.config import load_recipe
+from tad.decoding import decode
+from tad.errors import TadError
+from tad.training.pretrain import pretrain
+from tad.training.recipe import PretrainRecipe
+from tad.training.trainer import checkpoints, last_checkpoint
+
+SMALL = ("optimization.steps=12", "save_every=4", "log_every=2", "data.chunk=64", "data.examples=128",
+         "optimization.tokens_per_step=1024", "keep=3")  # fmt: skip
+
+
+def recipe(*overrides: str) -> PretrainRecipe:
+    return load_recipe(PretrainRecipe, "pretrain-tiny", [*SMALL, *overrides])
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Bit-equality of nested checkpoints."""
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)
+
+
+def losses(run: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole")
+    pretrain(recipe(), directory, quiet=True)
+    return directory
+
+
+@pytest.mark.parametrize("override", ["model.dtype=float32", "model.dtype=bfloat16", "model.family=dream"])
+def test_a_resumed_run_ends_bit_equal_to_the_uninterrupted_one(override: str, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    pretrain(recipe(override), whole, quiet=True)
+    resumed.mkdir()
+    shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-4")
+    pretrain(recipe(override), resumed, resume=True, quiet=True)
+    left, right = whole / "checkpoint-12", resumed / "checkpoint-12"
+    assert equal(load_file(left / "model.safetensors"), load_file(right / "model.safetensors"))
+    for name in ("optimizer.pt", "scheduler.pt"):
+        assert equal(torch.load(left / name), torch.load(right / name)), name
+    assert (left / "position.json").read_text() == (right / "position.json").read_text()
+    assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step > 4}
+
+
+def test_the_loss_falls(run: Path) -> None:
+    found = losses(run)
+    assert found[12] < 0.9 * found[2]
+
+
+def test_a_run_killed_while_saving_leaves_the_previous_checkpoint_usable(run: Path, tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from tad.config import load_recipe
+from tad.training import trainer
+from tad.training.pretrain import pretrain
+from tad.training.recipe import PretrainRecipe
+saves = []
+def kill_at_the_second(directory):
+    saves.append(directory)
+    if len(saves) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+trainer._sync_tree = kill_at_the_second
+pretrain(load_recipe(PretrainRecipe, "pretrain-tiny", {list(SMALL)!r}), Path({str(tmp_path)!r}), quiet=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr.decode()[-500:]
+    assert (tmp_path / "unfinished" / "checkpoint-8").is_dir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4"]
+    pretrain(recipe(), tmp_path, resume=True, quiet=True)
+    assert not (tmp_path / "unfinished").exists()
+    final = [load_file(where / "checkpoint-12" / "model.safetensors") for where in (run, tmp_path)]
+    assert equal(*final)
+
+
+def test_a_half_written_checkpoint_is_not_resumed_from(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-8").mkdir()
+    assert last_checkpoint(tmp_path).name == "checkpoint-4"
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    pretrain(recipe("keep=1"), tmp_path, quiet=True)
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-12"]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_result_loads_decodes_and_holds_the_trained_weights_in_bf16(family: str, tmp_path: Path) -> None:
+    result = pretrain(recipe(f"model.family={family}", "shard=20KB"), tmp_path, quiet=True)
+    assert len(list(result.glob("*.safetensors"))) > 1
+    lm = tad.load(result, device="cpu")
+    trained = load_file(last_checkpoint(tmp_path) / "model.safetensors")
+    stored = lm.model.state_dict()
+    assert stored.keys() == trained.keys()
+    for name, value in trained.items():
+        assert torch.equal(stored[name], value.to(torch.bfloat16)), name
+    assert lm.family.name == family
+    assert lm.tokens.mask != lm.tokens.eos
+    assert lm.decode(lm.encode("Solve x + 1 = 3."), skip_special=False).count("Solve x + 1 = 3.") == 1
+    (answer,) = decode(lm, [lm.encode("Solve x + 1 = 3.")], "one-by-one", gen_length=32)
+    assert lm.tokens.mask not in answer.tokens
+
+
+def test_the_record_names_recipe_versions_seed_and_commit(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    assert record["recipe"]["seed"] == 0
+    (call,) = record["calls"]
+    assert call["steps"] == call["planned_steps"] == 12
+    assert call["tokens"] == 12 * 1024
+    assert call["versions"]["torch"] == torch.__version__
+    assert "commit" in call
+
+
+def test_a_run_planned_in_minutes_decays_to_zero_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("tad.training.trainer.time.monotonic", lambda: next(ticks) * 0.1)
+    planned = recipe("optimization.steps=100000", "log_every=1", "save_every=100000")
+    pretrain(planned, tmp_path, max_minutes=0.1, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in lines]
+    assert rates[len(rates) // 2] == max(rates)
+    assert rates[-1] < max(rates) / 8
+    assert 2 * 0.1 * len(rates) == pytest.approx(6.0, abs=1.0)  # two readings of the clock per step
+    assert json.loads((tmp_path / "run.json").read_text())["calls"][0]["finished"]
+
+
+def test_a_paused_run_resumes_under_the_same_plan(run: Path, tmp_path: Path) -> None:
+    result = pretrain(recipe(), tmp_path, pause_after=0.0001, quiet=True)
+    assert result == tmp_path
+    assert last_checkpoint(tmp_path).name == "checkpoint-1"
+    pretrain(recipe(), tmp_path, resume=True, quiet=True)
+    final = [load_file(where / "checkpoint-12" / "model.safetensors") for where in (run, tmp_path)]
+    assert equal(*final)
+
+
+def test_training_goes_on_from_given_weights(run: Path, tmp_path: Path) -> None:
+    pretrain(recipe(f"model.start_from={run / 'model'}", "optimization.steps=4"), tmp_path, quiet=True)
+    assert losses(tmp_path)[2] < 0.9 * losses(run)[2]
+
+
+def test_weights_of_another_shape_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(TadError, match=r"model\.start_from"):
+        pretrain(recipe(f"model.start_from={run / 'model'}", "model.mlp=128"), tmp_path, quiet=True)
+
+
+def test_a_directory_with_a_run_is_not_overwritten(run: Path) -> None:
+    with pytest.raises(TadError, match="--resume"):
+        pretrain(recipe(), run, quiet=True)
+
+
+def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="no checkpoint to resume from"):
+        pretrain(recipe(), tmp_path, resume=True, quiet=True)
+
+
+def test_the_command_trains_with_overrides(tmp_path: Path) -> None:
+    app = typer.Typer()
+    add_commands(app)
+    app.command("other")(lambda: None)
+    done = CliRunner().invoke(
+        app, ["pretrain", "pretrain-tiny", *SMALL, "optimization.steps=2", "--out", str(tmp_path / "run")]
+    )
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimization.stepz=3", "did you mean 'steps'"),
+        ("data.widths=[200, 100]", "widths should ascend"),
+        ("model.heads=3", "do not fit together"),
+        ("data.privileged=2", r"data\.privileged"),
+    ],
+)
+def test_bad_recipes_are_one_line_errors_that_name_the_field(override: str, message: str) -> None:
+    with pytest.raises(TadError, match=message):
+        recipe(override)
+
+
+@pytest.mark.parametrize("name", ["pretrain-nano-llada", "pretrain-nano-dream", "pretrain-small-llada"])
+def test_the_bundled_recipes_are_valid_and_of_the_stated_size(name: str) -> None:
+    from tad.training.pretrain import build_model
+
+    values = load_recipe(PretrainRecipe, name)
+    parameters = sum(p.numel() for p in build_model(values).parameters())
+    low, high = (25e6, 28e6) if "small" in name else (2.5e6, 4e6)
+    assert low < parameters < high
