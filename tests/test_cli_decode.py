@@ -460,3 +460,14 @@ def test_unknown_decoder_or_family_is_an_error() -> None:
         run("decoders", "d3lm")
     with pytest.raises(TadError, match="should be llada or dream"):
         run("decoders", "--family", "qwen")
+
+
+def test_every_name_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "decoding.md").read_text()
+    for name in (*DECODERS, *SCHEDULES, *RULES, *CACHES, "end", "eager", "off"):
+        assert f"`{name}`" in page, name
+
+
+def test_commands_are_registered_without_loading_torch() -> None:
+    code = "import sys; sys.argv = ['tad']; import tad.cli.decode; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
