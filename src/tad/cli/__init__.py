@@ -6,6 +6,7 @@ Rooms are imported inside the commands, so that `tad --help` does not wait for t
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
@@ -20,16 +21,14 @@ app = typer.Typer(
 )
 
 
-def _register() -> None:
-    from tad.cli import decode, models, tasks
+ROOMS = ("models", "decode", "train")  # in the order `tad --help` lists their commands
 
-    for room in (models, decode, tasks):
-        room.add_commands(app)
+for _room in ROOMS:
+    import_module(f"tad.cli.{_room}").add_commands(app)
 
 
 def main() -> None:
     """Run the command line; a TadError becomes one line on stderr and exit code 2, Ctrl-C becomes 130."""
-    _register()
     try:
         app()
     except TadError as error:

@@ -1,0 +1,359 @@
+"""Collection: every example of a task mix through a privileged rollout, graded, into a store.
+
+The work is cut into shards, fixed sets of examples; a shard's content is a function of its examples and the recipe,
+whatever the batch sizes, the number of workers or the interruptions. Grading of a shard runs beside the generation of
+the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import tad
+from tad.decoding import decode
+from tad.errors import TadError
+from tad.models import LM
+from tad.tasks import Example, Task, Verdict, get_task
+from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.trajectories.privileged import plain_ids, privileged_ids
+from tad.trajectories.recipe import CollectRecipe
+from tad.trajectories.rollout import Pace, Rollout, roll_out
+from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
+
+UNSURE = 0.5  # the teacher's confidence below which a reveal is reported
+
+
+@dataclass(frozen=True)
+class Item:
+    """One example of the mix, with its task; `reference` is what the teacher will be shown."""
+
+    task: Task
+    example: Example
+    template: str
+    reference: str
+    origin: str  # gold, majority, none
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to make."""
+
+    item: Item
+    sample: int
+    seed: int
+    plain: list[int]
+    privileged: list[int]
+    written: list[int]  # the reference's own tokens, for tokens='reference'
+
+
+class Collector:
+    """Makes shards. Holds the model and the examples, writes nothing."""
+
+    def __init__(self, lm: LM, recipe: CollectRecipe, student: LM | None = None) -> None:
+        if recipe.samples > 1 and recipe.temperature == 0:
+            raise TadError("samples above 1 would all be the same at temperature 0; set a temperature")
+        if recipe.cache != "none" and (recipe.order != "teacher" or recipe.tokens != "teacher"):
+            raise TadError(f"cache '{recipe.cache}' works with order 'teacher' only")
+        if recipe.reference == "majority" and not recipe.privileged:
+            raise TadError("reference 'majority' is shown to a privileged teacher; set privileged: true")
+        self.lm, self.recipe, self.student = lm, recipe, student
+        self.pace = Pace(
+            order=recipe.order,
+            tokens=recipe.tokens,
+            block=recipe.block,
+            temperature=recipe.temperature,
+            floor=recipe.floor,
+            stop_at_end=recipe.stop_at_end,
+        )
+        self.pace.check(recipe.gen_length)
+        self.items = list(_mix(recipe))
+
+    @property
+    def shards(self) -> int:
+        return -(-len(self.items) // self.recipe.shard_size)
+
+    def meta(self) -> StoreMeta:
+        tokens = self.lm.tokens
+        return StoreMeta(
+            model=fingerprint_model(self.lm),
+            tokenizer=fingerprint_tokenizer(self.lm),
+            family=self.lm.family.name,
+            mask_token=tokens.mask,
+            eos_token=tokens.eos,
+            ends=list(tokens.ends),
+            gen_length=self.recipe.gen_length,
+            examples=len(self.items),
+            shards=self.shards,
+            recipe=self.recipe.decides(),
+            code=tad.__version__,
+        )
+
+    def generate(self, shard: int) -> list[tuple[Job, Rollout | None]]:
+        """The rollouts of a shard, ungraded; None for a prompt that does not fit the context."""
+        size = self.recipe.shard_size
+        items = self.items[shard * size : (shard + 1) * size]
+        if self.recipe.reference == "majority":
+            items = self._with_majority(items)
+        jobs = [job for item in items for job in self._jobs(item)]
+        room = self.lm.context - self.recipe.gen_length
+        fitting = [i for i, job in enumerate(jobs) if max(len(job.plain), len(job.privileged)) <= room]
+        # Rows of similar length share a batch; a row's result does not depend on its batch.
+        fitting.sort(key=lambda i: len(jobs[i].privileged))
+        found: dict[int, Rollout] = {}
+        for low in range(0, len(fitting), self.recipe.batch_size):
+            batch = fitting[low : low + self.recipe.batch_size]
+            for i, rollout in zip(batch, self._roll([jobs[i] for i in batch]), strict=True):
+                found[i] = rollout
+        return [(job, found.get(i)) for i, job in enumerate(jobs)]
+
+    def grade(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> tuple[list[Trajectory], ShardStats]:
+        """Judge the rollouts of a shard, and keep what the recipe says."""
+        verdicts = self._verdicts(rollouts)
+        rows, reasons, by_task = [], Counter[str](), dict[str, list[int]]()
+        steps = unsure = correct = 0
+        for (job, rollout), verdict in zip(rollouts, verdicts, strict=True):
+            tally = by_task.setdefault(job.item.task.name, [0, 0])
+            tally[0] += 1
+            tally[1] += verdict.correct
+            correct += verdict.correct
+            if not verdict.correct:
+                reasons[_reason_class(verdict.reason)] += 1
+            if rollout is None:
+                continue
+            steps += rollout.n_real
+            unsure += sum(sure < UNSURE for sure in rollout.teacher)
+            if verdict.correct or self.recipe.keep == "all":
+                rows.append(_trajectory(job, rollout, verdict))
+        stats = ShardStats(
+            len(rollouts), len(rows), correct, dict(reasons.most_common(20)), steps, unsure, by_task
+        )
+        return rows, stats
+
+    def _jobs(self, item: Item) -> Iterator[Job]:
+        lm, recipe = self.lm, self.recipe
+        plain = plain_ids(lm, item.task, item.example, item.template)
+        shown = plain
+        if recipe.privileged:
+            shown = privileged_ids(lm, item.task, item.example, item.reference, recipe.prompt, item.template)
+        written = []
+        if recipe.tokens == "reference":
+            solution = item.example.meta.get("solution") or item.reference
+            eot = lm.tokens.ends[-1]
+            written = [*lm.encode_text(str(solution)), eot]
+        for sample in range(recipe.samples):
+            yield Job(item, sample, row_seed(recipe.seed, item.example.id, sample), plain, shown, written)
+
+    def _roll(self, jobs: list[Job]) -> list[Rollout]:
+        recipe = self.recipe
+        shown, plain = [job.privileged for job in jobs], [job.plain for job in jobs]
+        seeds = [job.seed for job in jobs]
+        if recipe.cache == "none":
+            references = [job.written for job in jobs] if recipe.tokens == "reference" else None
+            return roll_out(
+                self.lm, shown, plain, recipe.gen_length, self.pace, seeds, references, self.student
+            )
+        return roll_out_cached(self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds)
+
+    def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict]:
+        verdicts: list[Verdict | None] = [
+            Verdict(False, "the prompt does not fit the context") if rollout is None else None
+            for _, rollout in rollouts
+        ]
+        by_task: dict[str, list[int]] = {}
+        for i, (job, rollout) in enumerate(rollouts):
+            if rollout is not None:
+                by_task.setdefault(job.item.task.name, []).append(i)
+        for indices in by_task.values():
+            task = rollouts[indices[0]][0].item.task
+            pairs = [(rollouts[i][0].item.example, self._text(*rollouts[i])) for i in indices]
+            for i, verdict in zip(indices, task.grade_many(pairs), strict=True):
+                item = rollouts[i][0].item
+                verdicts[i] = _by_majority(item, verdict) if item.origin == "majority" else verdict
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _text(self, job: Job, rollout: Rollout | None) -> str:
+        assert rollout is not None
+        ends = set(self.lm.tokens.ends)
+        answer = []
+        for token in rollout.tokens:
+            if token in ends:
+                break
+            answer.append(token)
+        return job.item.task.prompt(job.item.example, job.item.template).cut(self.lm.decode(answer))
+
+    def _with_majority(self, items: list[Item]) -> list[Item]:
+        """Replace each reference by the most common final answer of unprivileged samples. The gold is not looked at."""
+        votes: list[list[str]] = [[] for _ in items]
+        prompts = [plain_ids(self.lm, item.task, item.example, item.template) for item in items]
+        for vote in range(self.recipe.votes):
+            seeds = [row_seed(self.recipe.seed, f"{item.example.id}/vote", vote) for item in items]
+            with self.lm.base():
+                rows = decode(
+                    self.lm,
+                    prompts,
+                    "one-by-one",
+                    self.recipe.gen_length,
+                    seed=seeds,
+                    batch_size=self.recipe.batch_size,
+                    block=self.recipe.block,
+                    temperature=self.recipe.vote_temperature,
+                )
+            for i, (item, row) in enumerate(zip(items, rows, strict=True)):
+                extracted = item.task.extract_answer(
+                    item.task.prompt(item.example).cut(self.lm.decode(row.answer))
+                )
+                if extracted is not None:
+                    votes[i].append(extracted)
+        chosen = []
+        for item, cast in zip(items, votes, strict=True):
+            answer = Counter(sorted(cast)).most_common(1)[0][0] if cast else ""
+            chosen.append(replace(item, reference=answer, origin="majority"))
+        return chosen
+
+
+def roll_out_cached(
+    lm: LM, prompts: Sequence[Sequence[int]], length: int, pace: Pace, cache: str, seeds: Sequence[int]
+) -> list[Rollout]:
+    """The paper's order through the one-by-one decoder with a prefix or dual cache: faster, and approximate."""
+    nan = float("nan")
+    rollouts = []
+    with lm.base():
+        rows = decode(
+            lm,
+            prompts,
+            "one-by-one",
+            length,
+            seed=seeds,
+            block=pace.block,
+            cache=cache,
+            temperature=pace.temperature,
+            stop="end" if pace.stop_at_end else "off",
+        )
+    for row in rows:
+        reveal, later = list(row.steps), row.forwards
+        for position, step in enumerate(row.steps):
+            if step == 0:
+                later += 1
+                reveal[position] = later
+        sure = [p if step else nan for p, step in zip(row.confidence, row.steps, strict=True)]
+        rollouts.append(Rollout(row.tokens, reveal, row.forwards, sure, [nan] * length))
+    return rollouts
+
+
+def agreement(exact: Sequence[Rollout], other: Sequence[Rollout]) -> dict[str, float]:
+    """How far other rollouts follow exact ones: shares of equal final tokens, equal steps, and identical trajectories."""
+    positions = same_token = same_step = same = 0
+    for a, b in zip(exact, other, strict=True):
+        real = [i for i, step in enumerate(a.reveal) if step <= a.n_real]
+        positions += len(real)
+        same_token += sum(a.tokens[i] == b.tokens[i] for i in real)
+        same_step += sum(a.reveal[i] == b.reveal[i] for i in real)
+        same += a.tokens == b.tokens and a.reveal == b.reveal
+    return {
+        "tokens": same_token / positions,
+        "steps": same_step / positions,
+        "trajectories": same / len(exact),
+        "count": len(exact),
+    }
+
+
+Report = Callable[[int, ShardStats], None]
+
+
+def collect(
+    collector: Collector,
+    folder: str | Path,
+    shards: Sequence[int] | None = None,
+    report: Report | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> TrajectoryStore:
+    """Make the shards of a store that are missing (or of those given). `stopping` is asked between shards."""
+    store = TrajectoryStore.open_or_create(folder, collector.meta())
+    with store.writing():
+        todo = [shard for shard in store.missing() if shards is None or shard in set(shards)]
+        fill(store, collector, todo, report, stopping)
+    return store
+
+
+def fill(
+    store: TrajectoryStore,
+    collector: Collector,
+    shards: Sequence[int],
+    report: Report | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Generate, grade and write shards: the next one is generated while one is graded."""
+
+    def finish(shard: int, rollouts: Sequence[tuple[Job, Rollout | None]]) -> None:
+        rows, stats = collector.grade(rollouts)
+        store.write(shard, rows, stats)
+        if report is not None:
+            report(shard, stats)
+
+    with ThreadPoolExecutor(1) as grader:
+        pending: Future[None] | None = None
+        for shard in shards:
+            if stopping():
+                break
+            with torch.inference_mode():
+                rollouts = collector.generate(shard)
+            if pending is not None:
+                pending.result()
+            pending = grader.submit(finish, shard, rollouts)
+        if pending is not None:
+            pending.result()
+
+
+def _mix(recipe: CollectRecipe) -> Iterator[Item]:
+    for section in recipe.tasks:
+        task = get_task(section.name, data_dir=recipe.data_dir, **section.options)
+        examples = task.examples(section.split)
+        for example in examples[: section.limit]:
+            reference = task.reference(example)
+            if recipe.privileged and recipe.reference == "gold" and not reference:
+                raise TadError(
+                    f"task '{section.name}': example {example.id} has no reference; use reference: majority"
+                )
+            yield Item(task, example, section.template, reference, "gold" if recipe.privileged else "none")
+
+
+def _by_majority(item: Item, verdict: Verdict) -> Verdict:
+    """Agreement with the majority answer takes the place of the gold."""
+    agrees = bool(item.reference) and verdict.extracted == item.reference
+    return Verdict(
+        agrees, "agrees with the majority" if agrees else "differs from the majority", verdict.extracted
+    )
+
+
+def _reason_class(reason: str) -> str:
+    """Reasons without their particulars, so that they can be counted."""
+    return "".join("n" if c.isdigit() else c for c in reason)[:60]
+
+
+def _trajectory(job: Job, rollout: Rollout, verdict: Verdict) -> Trajectory:
+    example = job.item.example
+    return Trajectory(
+        id=f"{example.id}#{job.sample}",
+        task=job.item.task.name,
+        example=example.id,
+        sample=job.sample,
+        level=example.level,
+        seed=job.seed,
+        plain_ids=job.plain,
+        privileged_ids=job.privileged,
+        tokens=rollout.tokens,
+        reveal=rollout.reveal,
+        n_real=rollout.n_real,
+        teacher_confidence=rollout.teacher,
+        student_confidence=rollout.student,
+        correct=verdict.correct,
+        reason=verdict.reason,
+        extracted=verdict.extracted,
+        reference=job.item.origin,
+    )

@@ -1,0 +1,54 @@
+"""Short names for what a store depends on: the weights, the tokenizer, the text of a question.
+
+A fingerprint of weights reads every tensor's shape and a fixed sample of its values, not all bytes: it tells models
+apart in a second at 8B parameters, and is not a defence against tampering.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from tad.models import LM
+
+_SAMPLE = 257  # values per tensor
+
+
+def fingerprint_model(lm: LM) -> str:
+    """Of the base weights; an attached adapter does not count."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(_base_tensors(lm).items()):
+        flat = tensor.detach().reshape(-1)
+        picked = torch.linspace(0, flat.numel() - 1, min(_SAMPLE, flat.numel())).long().to(flat.device)
+        values = flat[picked].float().cpu().numpy().tobytes()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode() + values)
+    return digest.hexdigest()
+
+
+def _base_tensors(lm: LM) -> dict[str, torch.Tensor]:
+    """Parameters under their released names, whether PEFT has wrapped their modules or not."""
+    return {
+        name.replace(".base_layer", ""): tensor
+        for name, tensor in lm.model.named_parameters()
+        if "lora_" not in name
+    }
+
+
+def fingerprint_tokenizer(lm: LM) -> str:
+    """Of the vocabulary, the special tokens and the chat template."""
+    if lm.tokenizer is None:
+        return "none"
+    parts = [sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer.chat_template, str(lm.tokens)]
+    return _digest(parts)
+
+
+def row_seed(seed: int, example: str, sample: int) -> int:
+    """The seed of one rollout: a function of the run's seed, the example and the sample, and of nothing else."""
+    return int(_digest([seed, example, sample]), 16) >> 1  # fits a signed 64-bit integer
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, ensure_ascii=False).encode(), digest_size=8).hexdigest()

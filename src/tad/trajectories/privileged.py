@@ -1,0 +1,34 @@
+"""Privileged prompts as chats: the question with its reference, as only the teacher sees it.
+
+`rollout` is the form trajectories are collected with (reference and instruction in the user turn) and, by default,
+also the teacher's in distillation. `system` is the form the published trainer used: the reference in a system turn.
+"""
+
+from __future__ import annotations
+
+from tad.errors import TadError
+from tad.models import LM
+from tad.tasks import Example, Task
+
+FORMS = ("rollout", "system")
+
+
+def plain_ids(lm: LM, task: Task, example: Example, template: str = "tad") -> list[int]:
+    """The student's prompt."""
+    prompt = task.prompt(example, template)
+    chat = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    return lm.encode(chat, prompt.prefix)
+
+
+def privileged_ids(
+    lm: LM, task: Task, example: Example, reference: str, form: str = "rollout", template: str = "tad"
+) -> list[int]:
+    """The teacher's prompt, with `reference` in it."""
+    prompt = task.prompt(example, template)
+    if form == "rollout":
+        messages = task.privileged(example, reference).messages
+        return lm.encode([{"role": m.role, "content": m.content} for m in messages], prompt.prefix)
+    if form == "system":
+        chat = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        return lm.encode([lm.family.reference_turn(reference), *chat], prompt.prefix)
+    raise TadError(f"prompt form '{form}' is not known; known: {', '.join(FORMS)}")

@@ -1,0 +1,66 @@
+"""The recipe of a collection run, typed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tad.config import Recipe
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class TaskSection(Recipe):
+    """Examples of one task."""
+
+    name: str
+    split: str = "train"
+    limit: Positive | None = None
+    """The first so many examples; all by default."""
+    template: str = "tad"
+    """Which of the task's plain prompts the student is given."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The task's own options, such as `path` for jsonl."""
+
+
+class CollectRecipe(Recipe):
+    """Everything `tad collect` needs. The defaults are the paper's, but for stopping at the end of the answer."""
+
+    model: str
+    tasks: list[TaskSection] = Field(min_length=1)
+    gen_length: Positive = 256
+    block: Positive = 32
+    privileged: bool = True
+    """Show the teacher the reference; without it, teacher and student see the same prompt."""
+    prompt: Literal["rollout", "system"] = "rollout"
+    """Where the reference stands: in the user turn with an instruction, or in a system turn."""
+    order: Literal["teacher", "student", "student-max", "left-to-right", "random"] = "teacher"
+    tokens: Literal["teacher", "reference"] = "teacher"
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    samples: Positive = 1
+    """Rollouts per example; more than one needs a temperature."""
+    stop_at_end: bool = True
+    keep: Literal["correct", "all"] = "correct"
+    cache: Literal["none", "prefix", "dual"] = "none"
+    """Approximate but faster, for order 'teacher' only."""
+    reference: Literal["gold", "majority"] = "gold"
+    """Where the teacher's reference comes from: the data, or the majority answer of unprivileged samples."""
+    votes: Positive = 5
+    vote_temperature: Annotated[float, Field(gt=0)] = 0.7
+    student_adapter: str | None = None
+    shard_size: Positive = 64
+    """Examples per shard: what an interruption can lose."""
+    batch_size: Positive = 16
+    seed: int = 0
+    device: str | None = None
+    dtype: str | None = None
+    data_dir: str | None = None
+
+    def decides(self) -> dict[str, Any]:
+        """The part that decides the content of a shard; where it runs and from which path is not in it."""
+        values = self.model_dump(mode="json")
+        for name in ("model", "device", "data_dir", "batch_size"):
+            values.pop(name)
+        return values

@@ -1,0 +1,254 @@
+"""The trajectory store: a directory of Parquet shards, one row per trajectory, and a JSON file that says whose they are.
+
+A shard is written whole or not at all, and holds the trajectories of a fixed set of examples, so a store that was
+interrupted is continued by making the shards that are missing. One process writes to a store at a time. A row holds
+prompts, final tokens and reveal steps: every intermediate state follows from those (see `partition`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tad.errors import TadError
+
+SCHEMA_VERSION = 1
+META = "store.json"
+_LOCK = ".lock"
+
+# Confidences need no more than three digits; half precision keeps a row of 256 positions under 3 KB.
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("task", pa.string()),
+        ("example", pa.string()),
+        ("sample", pa.int32()),
+        ("level", pa.string()),
+        ("seed", pa.int64()),
+        ("plain_ids", pa.list_(pa.int32())),
+        ("privileged_ids", pa.list_(pa.int32())),
+        ("tokens", pa.list_(pa.int32())),
+        ("reveal", pa.list_(pa.int16())),
+        ("n_real", pa.int32()),
+        ("teacher_confidence", pa.list_(pa.float16())),
+        ("student_confidence", pa.list_(pa.float16())),
+        ("correct", pa.bool_()),
+        ("reason", pa.string()),
+        ("extracted", pa.string()),
+        ("reference", pa.string()),  # where the reference came from: gold, majority, none
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One row. `reveal` counts from 1; steps after `n_real` are end filler. Confidences are nan where none was taken."""
+
+    id: str
+    task: str
+    example: str
+    sample: int
+    level: str | None
+    seed: int
+    plain_ids: list[int]
+    privileged_ids: list[int]
+    tokens: list[int]
+    reveal: list[int]
+    n_real: int
+    teacher_confidence: list[float]
+    student_confidence: list[float]
+    correct: bool
+    reason: str
+    extracted: str | None
+    reference: str
+
+
+@dataclass(frozen=True)
+class StoreMeta:
+    """Whose trajectories these are. Two stores may be continued or mixed only where these agree."""
+
+    model: str  # fingerprint of the weights
+    tokenizer: str  # fingerprint of the tokenizer
+    family: str
+    mask_token: int
+    eos_token: int
+    ends: list[int]
+    gen_length: int
+    examples: int  # how many examples the whole store is made from
+    shards: int
+    recipe: dict[str, Any] = field(default_factory=dict)  # what decides the content of a shard
+    code: str = ""  # version of this package
+    schema_version: int = SCHEMA_VERSION
+
+    def difference(self, other: StoreMeta) -> str | None:
+        """The first field that differs, in words; the package's version may."""
+        mine, theirs = asdict(self), asdict(other)
+        for name in mine:
+            if name == "recipe":
+                for key in mine[name] | theirs[name]:
+                    if mine[name].get(key) != theirs[name].get(key):
+                        return f"recipe.{key} is {mine[name].get(key)!r} there and {theirs[name].get(key)!r} here"
+            elif name != "code" and mine[name] != theirs[name]:
+                return f"{name} is {mine[name]!r} there and {theirs[name]!r} here"
+        return None
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """What became of the rollouts of one shard."""
+
+    attempted: int
+    kept: int
+    correct: int
+    reasons: dict[str, int]  # why rollouts were wrong
+    steps: int  # real steps, all rollouts
+    unsure: int  # of them, revealed with the teacher's confidence below one half
+    by_task: dict[str, list[int]]  # task -> [attempted, correct]
+
+
+class TrajectoryStore:
+    """A store on disk."""
+
+    def __init__(self, folder: Path, meta: StoreMeta) -> None:
+        self.folder, self.meta = folder, meta
+
+    @classmethod
+    def open(cls, folder: str | Path) -> TrajectoryStore:
+        """A store that exists."""
+        folder = Path(folder)
+        path = folder / META
+        if not path.is_file():
+            raise TadError(
+                f"{folder}: no trajectories here ({META} is missing); make some with 'tad collect'"
+            )
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            found = values.get("schema_version")
+            if found != SCHEMA_VERSION:
+                raise TadError(
+                    f"{path}: schema version {found}, this package reads {SCHEMA_VERSION}; collect again"
+                )
+            return cls(folder, StoreMeta(**values))
+        except (json.JSONDecodeError, TypeError, AttributeError):
+            raise TadError(f"{path}: is not the description of a trajectory store; collect again") from None
+
+    @classmethod
+    def open_or_create(cls, folder: str | Path, meta: StoreMeta) -> TrajectoryStore:
+        """The store at `folder` if it is the one described by `meta`, or a new one there."""
+        folder = Path(folder)
+        if (folder / META).exists():
+            store = cls.open(folder)
+            different = store.meta.difference(meta)
+            if different:
+                raise TadError(
+                    f"{folder}: holds trajectories of another run: {different}; use another directory"
+                )
+            return store
+        if folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
+            raise TadError(f"{folder}: is not empty and not a trajectory store; use another directory")
+        with _full_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_whole(folder / META, (json.dumps(asdict(meta), indent=2) + "\n").encode())
+        return cls(folder, meta)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the right to write; a second process is refused."""
+        with open(self.folder / _LOCK, "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise TadError(
+                    f"{self.folder}: another process is writing to this store; wait for it or stop it"
+                ) from None
+            for leftover in self.folder.glob("*.partial"):  # of a process that was killed
+                leftover.unlink()
+            yield
+
+    def path(self, shard: int) -> Path:
+        return self.folder / f"shard-{shard:05d}.parquet"
+
+    def write(self, shard: int, rows: Iterable[Trajectory], stats: ShardStats) -> None:
+        """Write one shard, whole or not at all."""
+        table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+        table = table.replace_schema_metadata({"stats": json.dumps(asdict(stats)), "shard": str(shard)})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd", compression_level=9)
+        with _full_disk(self.folder):
+            _write_whole(self.path(shard), sink.getvalue().to_pybytes())
+
+    def read(self, shard: int) -> pa.Table:
+        """One shard, memory-mapped."""
+        return pq.read_table(self.path(shard), memory_map=True)
+
+    def stats(self, shard: int) -> ShardStats | None:
+        """What is recorded with a shard, or None where it is missing or torn."""
+        try:
+            metadata = pq.read_metadata(self.path(shard))
+            values = json.loads(metadata.metadata[b"stats"])
+            self.read(shard)  # a footer can be whole where pages are not
+        except (OSError, pa.ArrowInvalid, KeyError, TypeError, json.JSONDecodeError):
+            return None
+        return ShardStats(**values)
+
+    def missing(self) -> list[int]:
+        """Shards that are not there, or are damaged; damaged ones are removed so that they are made again."""
+        absent = []
+        for shard in range(self.meta.shards):
+            if self.stats(shard) is None:
+                with suppress(FileNotFoundError):
+                    self.path(shard).unlink()
+                absent.append(shard)
+        return absent
+
+    def table(self) -> pa.Table:
+        """All rows that are there, in order."""
+        tables = [self.read(shard) for shard in range(self.meta.shards) if self.stats(shard) is not None]
+        plain = [table.replace_schema_metadata(None) for table in tables]
+        return pa.concat_tables(plain) if plain else SCHEMA.empty_table()
+
+    def rows(self) -> Iterator[Trajectory]:
+        """All rows that are there, in order, one shard in memory at a time."""
+        for shard in range(self.meta.shards):
+            if self.stats(shard) is not None:
+                for row in self.read(shard).to_pylist():
+                    yield Trajectory(**row)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write under another name, make it durable, then rename: the file is there whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+@contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TadError(
+                f"{folder}: the disk is full; free some space and run the same command again"
+            ) from None
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise TadError(f"{folder}: cannot write here ({error.strerror}); use another directory") from None
+        raise

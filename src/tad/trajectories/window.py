@@ -1,0 +1,222 @@
+"""The window, measured: how the student's confidence in the teacher's tokens decays with the steps until their reveal.
+
+For states of stored trajectories the student (plain prompt) is asked for the probability of each masked position's
+token; averaged by d = reveal step - state, that is the paper's decay curve. The Quality window is where it falls to
+0.5, the Speed window where it falls to 0.2. Trajectories are the unit of resampling for the intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tad.errors import TadError
+from tad.models import LM, AttentionRule
+from tad.trajectories.partition import masked, state
+from tad.trajectories.store import Trajectory
+
+LEVELS = {"quality": 0.5, "speed": 0.2}
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The curve. Entry d - 1 of each list belongs to distance d."""
+
+    mean: list[float]
+    low: list[float]  # 95 % bootstrap interval over trajectories
+    high: list[float]
+    count: list[int]  # positions behind each mean
+    trajectories: int
+    states: int
+    filler: bool  # whether end filler counts
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the curve falls to a level: the crossing, the whole number to use, and the interval of the crossing."""
+
+    level: float
+    crossing: float
+    window: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class WindowReport:
+    """What `tad window` writes."""
+
+    order: str
+    model: str
+    decay: Decay
+    with_filler: Decay
+    windows: dict[str, Window]
+
+
+def measure_decay(
+    lm: LM,
+    trajectories: Sequence[Trajectory],
+    states: int = 8,
+    distances: int = 64,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Decay, Decay, np.ndarray]:
+    """The curve without and with end filler, and the per-trajectory sums behind the first ([n, distances, 2]).
+
+    `states` are drawn per trajectory, one from each of as many equal parts of its real steps.
+    """
+    if not trajectories:
+        raise TadError("no trajectories to measure: the store is empty")
+    draws = np.random.default_rng(seed)
+    items: list[tuple[int, int]] = []  # (trajectory, step)
+    for index, trajectory in enumerate(trajectories):
+        parts = min(states, trajectory.n_real)
+        edges = np.linspace(0, trajectory.n_real, parts + 1)
+        steps = np.floor(edges[:-1] + draws.random(parts) * np.diff(edges)).astype(int)
+        items += [(index, int(step)) for step in steps]
+    items.sort(key=lambda item: len(trajectories[item[0]].plain_ids))
+    sums = np.zeros((2, len(trajectories), distances, 2))  # without and with filler; sum and count
+    for low in range(0, len(items), batch_size):
+        batch = items[low : low + batch_size]
+        confidence = _student_confidence(lm, [(trajectories[i], step) for i, step in batch])
+        for (index, step), row in zip(batch, confidence, strict=True):
+            trajectory = trajectories[index]
+            reveal = np.array(trajectory.reveal)
+            distance = reveal - step
+            for which, upto in enumerate((trajectory.n_real, reveal.max())):
+                use = (distance > 0) & (distance <= distances) & (reveal <= upto)
+                np.add.at(sums[which, index, :, 0], distance[use] - 1, row[use])
+                np.add.at(sums[which, index, :, 1], distance[use] - 1, 1)
+        if progress is not None:
+            progress(len(batch))
+    plain, filled = (_curve(part, len(items), bool(which), seed) for which, part in enumerate(sums))
+    return plain, filled, sums[0]
+
+
+@torch.inference_mode()
+def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list[np.ndarray]:
+    """The student's probability of every position's token in the given states: [length] each."""
+    tokens = lm.tokens
+    prompt = max(len(trajectory.plain_ids) for trajectory, _ in items)
+    length = len(items[0][0].tokens)
+    canvas = torch.full((len(items), prompt + length), tokens.pad, dtype=torch.int64)
+    final = torch.tensor([trajectory.tokens for trajectory, _ in items])
+    reveal = torch.tensor([trajectory.reveal for trajectory, _ in items])
+    step = torch.tensor([[step] for _, step in items])
+    canvas[:, prompt:] = state(final, reveal, step, tokens.mask)
+    pads = []
+    for row, (trajectory, _) in enumerate(items):
+        pads.append(prompt - len(trajectory.plain_ids))
+        canvas[row, pads[-1] : prompt] = torch.tensor(trajectory.plain_ids)
+    pad = torch.tensor(pads, device=lm.device)[:, None]
+    column = torch.arange(prompt + length, device=lm.device)
+    with lm.base():
+        hidden = lm.model(
+            canvas.to(lm.device),
+            position_ids=(column - pad).clamp(min=0),
+            rule=AttentionRule.padded(column >= pad),
+            head=False,
+        ).hidden
+        assert hidden is not None
+        start = prompt - lm.family.shift
+        answers = hidden[:, start : start + length]
+        wanted = masked(reveal, step).to(lm.device)
+        logits = lm.model.head(answers[wanted]).float()
+    own = logits.log_softmax(-1).gather(-1, final.to(lm.device)[wanted][:, None])[:, 0].exp()
+    probability = torch.zeros(wanted.shape, device=lm.device)
+    probability[wanted] = own
+    return list(probability.cpu().numpy())
+
+
+def _curve(sums: np.ndarray, states: int, filler: bool, seed: int) -> Decay:
+    total = sums.sum(0)
+    reached = int((total[:, 1] > 0).sum())  # distances are filled from 1 without gaps
+    means = total[:reached, 0] / total[:reached, 1]
+    samples = _bootstrap(sums[:, :reached], seed)
+    low, high = np.nanpercentile(samples, [2.5, 97.5], axis=0)
+    return Decay(
+        means.tolist(),
+        low.tolist(),
+        high.tolist(),
+        total[:reached, 1].astype(int).tolist(),
+        len(sums),
+        states,
+        filler,
+    )
+
+
+def _bootstrap(sums: np.ndarray, seed: int, draws: int = 500) -> np.ndarray:
+    """[draws, distances] curves of resampled trajectories."""
+    random = np.random.default_rng(seed + 1)
+    weights = random.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=draws)
+    total = np.tensordot(weights.astype(float), sums, axes=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total[..., 0] / total[..., 1])
+
+
+def find_crossing(curve: Sequence[float], level: float) -> float:
+    """The distance at which a curve that starts at d = 1 first falls to `level`, between whole distances linearly.
+
+    nan where it never does; below 1 it is 0.
+    """
+    if not len(curve):
+        return math.nan
+    if curve[0] <= level:
+        return 0.0
+    for d in range(1, len(curve)):
+        if curve[d] <= level:
+            before, after = curve[d - 1], curve[d]
+            return d + (before - level) / (before - after)
+    return math.nan
+
+
+def choose_windows(decay: Decay, sums: np.ndarray, seed: int = 0) -> dict[str, Window]:
+    """Quality and Speed windows of a measured curve; the whole number nearest to the crossing, at least 1."""
+    samples = _bootstrap(sums[:, : len(decay.mean)], seed)
+    windows = {}
+    for name, level in LEVELS.items():
+        crossing = find_crossing(decay.mean, level)
+        spread = np.array([find_crossing(list(sample), level) for sample in samples])
+        spread = spread[~np.isnan(spread)]
+        low, high = np.percentile(spread, [2.5, 97.5]) if len(spread) else (math.nan, math.nan)
+        # A curve that never falls to the level makes every measured distance near.
+        whole = len(decay.mean) if math.isnan(crossing) else max(1, round(crossing))
+        windows[name] = Window(level, crossing, whole, float(low), float(high))
+    return windows
+
+
+def write_report(report: WindowReport, folder: str | Path) -> Path:
+    """window.json beside the trajectories; recipes that say `window: quality` read it."""
+    path = Path(folder) / "window.json"
+    path.write_text(json.dumps(_finite(asdict(report)), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def read_window(folder: str | Path, window: int | str) -> int:
+    """A window as recipes give it: a number, or `quality` / `speed` as measured by `tad window`."""
+    if isinstance(window, int):
+        return window
+    path = Path(folder) / "window.json"
+    if window not in LEVELS:
+        raise TadError(f"window is a number, 'quality' or 'speed', not {window!r}")
+    if not path.is_file():
+        raise TadError(
+            f"window '{window}' has not been measured: run 'tad window {folder}' first, or give a number"
+        )
+    return int(json.loads(path.read_text(encoding="utf-8"))["windows"][window]["window"])
+
+
+def _finite(value: object) -> object:
+    """nan as null, since JSON has no nan."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
