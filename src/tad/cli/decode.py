@@ -80,9 +80,13 @@ def generate(
             continue
         if number:
             typer.echo()
-        typer.echo(job.spell_answer(row))
-        if terminal:
-            typer.secho(summary(row), dim=True)
+        if not terminal:
+            typer.echo(job.spell_answer(row))
+            continue
+        from tad.cli.canvas import printable
+
+        typer.echo(printable(job.spell_answer(row)))
+        typer.secho(summary(row), dim=True)
 
 
 # Prompts
