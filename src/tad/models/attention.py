@@ -84,7 +84,7 @@ def _flex_attention(compiled: bool) -> Any:
 
 @cache
 def _compile_once(function: Any) -> Any:
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:

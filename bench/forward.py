@@ -1,0 +1,240 @@
+"""One forward of the released shapes: milliseconds, memory, compiled against eager, FlexAttention against SDPA.
+
+    python bench/forward.py --out runs/forward.json            # both 8B shapes, bf16, on CUDA
+    python bench/forward.py --tiny --out /tmp/forward.json     # the same code on toy shapes, on any machine
+
+Weights are random: the numbers say how fast, not how well. Prints a Markdown table; `--out` gets the same as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tad.models import AttentionRule, MaskedDiffusionModel
+from tad.models.shapes import SHAPES, build, forward_cost, shape_config
+
+BLOCK = 32  # tokens per block of the block-causal rule
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--length", type=int, default=384, help="tokens of the plain forward")
+    parser.add_argument("--long", type=int, default=4096, help="tokens of the block-causal comparison")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument(
+        "--tiny", action="store_true", help="toy shapes in fp32, on the CPU if there is no GPU"
+    )
+    parser.add_argument("--no-compile", action="store_true", help="leave the compiled forward out")
+    parser.add_argument("--no-reference", action="store_true", help="leave out the fp32 copy (32 GB at 8B)")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    options = parser.parse_args()
+    if not options.tiny and not torch.cuda.is_available():
+        print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
+        return 2
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    results = {"machine": describe_machine(device), "options": {k: str(v) for k, v in vars(options).items()}}
+    results["shapes"] = [measure(name, device, options) for name in options.shapes]
+    print(as_markdown(results))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(results, indent=2) + "\n")
+    return 0
+
+
+def describe_machine(device: torch.device) -> dict[str, str]:
+    import transformers
+
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def measure(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one shape."""
+    dtype = torch.float32 if options.tiny else torch.bfloat16
+    length, long = (32, 64) if options.tiny else (options.length, options.long)
+    free_memory(device)  # of the shape before
+    began = time.perf_counter()
+    model = build(tiny(name) if options.tiny else shape_config(name), device, dtype)
+    synchronise(device)
+    row: dict[str, Any] = {
+        "shape": f"{name}{' (tiny)' if options.tiny else ''}",
+        "dtype": str(dtype).removeprefix("torch."),
+        "length": length,
+    }
+    row["parameters"] = sum(weight.numel() for weight in model.parameters())
+    row["build_s"] = time.perf_counter() - began
+    row["weights_gb"] = sum(weight.nbytes for weight in model.parameters()) / 1e9
+    ids = random_ids(model, length, device)
+    plain = timed(lambda: model(ids).logits, device, options)
+    row["eager_ms"], row["peak_gb"] = plain["ms"], plain["peak_gb"]
+    row["tflops"] = forward_cost(model.shape, length, dtype).flops / plain["ms"] / 1e9
+    half = torch.arange(length // 2, length, device=device)
+    row["head_at_half_ms"] = timed(lambda: model(ids, logits_at=half).logits, device, options)["ms"]
+    row["cached_block_ms"] = cached_block(model, ids, device, options)
+    if not options.no_compile:
+        row.update(compare_compiled(model, ids, device, options))
+    row.update(compare_flex(model, long, device, options))
+    return row
+
+
+@torch.no_grad()
+def timed(call: Callable[[], Any], device: torch.device, options: argparse.Namespace) -> dict[str, float]:
+    """Median milliseconds (CUDA events on a GPU) after a warm-up, and the peak of memory over the timed calls."""
+    for _ in range(options.warmup):
+        call()
+    synchronise(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(options.repeats):
+        if device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        else:
+            began = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - began) * 1e3)
+    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+    return {"ms": statistics.median(times), "peak_gb": peak}
+
+
+def cached_block(
+    model: MaskedDiffusionModel, ids: torch.Tensor, device: torch.device, options: argparse.Namespace
+) -> float:
+    """Milliseconds of a forward that feeds one block against a full cache."""
+    cache = model.new_cache(1, ids.shape[1])
+    block = slice(ids.shape[1] - min(BLOCK, ids.shape[1]), ids.shape[1])
+    with torch.no_grad():
+        model(ids, cache=cache, at=slice(0, ids.shape[1]), head=False)
+    return timed(lambda: model(ids[:, block], cache=cache, at=block).logits, device, options)["ms"]
+
+
+def compare_compiled(
+    model: MaskedDiffusionModel, ids: torch.Tensor, device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Compiled against eager, and both against fp32: bf16 rounds either way, so neither is the truth."""
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    began = time.perf_counter()
+    with torch.no_grad():
+        found = compiled(ids).logits
+        synchronise(device)
+        seconds = time.perf_counter() - began
+        wanted = model(ids).logits
+    result = {"compile_s": seconds, "compiled_ms": timed(lambda: compiled(ids).logits, device, options)["ms"]}
+    result.update(agreement(found, wanted, "compiled"))
+    torch._dynamo.reset()
+    if not options.no_reference:
+        with torch.no_grad():
+            truth = copy.deepcopy(model).float()(ids).logits
+        result["eager_error_to_fp32"] = agreement(wanted, truth, "x")["x_relative_difference"]
+        result["compiled_error_to_fp32"] = agreement(found, truth, "x")["x_relative_difference"]
+    return result
+
+
+def compare_flex(
+    model: MaskedDiffusionModel, length: int, device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Block-causal attention as a dense mask (SDPA) and as a block mask (FlexAttention)."""
+    ids = random_ids(model, length, device)
+    rule = AttentionRule.block_causal((torch.arange(length, device=device) // BLOCK)[None])
+    result: dict[str, Any] = {"block_causal_length": length}
+    hidden = {}
+    for label, attention in (("sdpa", "sdpa"), ("flex", "flex_attention")):
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            hidden[label] = model(ids, rule=rule, head=False).hidden
+        outcome = timed(lambda: model(ids, rule=rule, head=False).hidden, device, options)
+        result[f"block_causal_{label}_ms"] = outcome["ms"]
+        result[f"block_causal_{label}_peak_gb"] = outcome["peak_gb"]
+    model.set_attn_implementation("sdpa")
+    result.update(agreement(hidden["flex"], hidden["sdpa"], "flex"))
+    return result
+
+
+def agreement(found: torch.Tensor, wanted: torch.Tensor, label: str) -> dict[str, float]:
+    """Largest difference relative to the largest value, and how often the argmax is the same."""
+    difference = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    same = (found.argmax(-1) == wanted.argmax(-1)).float().mean()
+    return {f"{label}_relative_difference": difference.item(), f"{label}_same_argmax": same.item()}
+
+
+def tiny(name: str) -> Any:
+    """The family's configuration at toy size."""
+    config_class, values = SHAPES[name]
+    small = (
+        {"d_model": 64, "n_layers": 2, "n_heads": 4, "mlp_hidden_size": 128, "embedding_size": 320}
+        if "mlp_hidden_size" in values
+        else {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 128,
+        }
+    )
+    return config_class(**{**values, **small, "vocab_size": 320})
+
+
+def random_ids(model: MaskedDiffusionModel, length: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(0)
+    return torch.randint(0, model.shape.vocab, (1, length), device=device, generator=generator)
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def as_markdown(results: dict[str, Any]) -> str:
+    """One column per shape."""
+    rows = results["shapes"]
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    lines = [
+        machine,
+        "",
+        "| | " + " | ".join(row["shape"] for row in rows) + " |",
+        "|---" * (len(rows) + 1) + "|",
+    ]
+    for name in names[1:]:
+        lines.append(f"| {name} | " + " | ".join(_cell(row.get(name)) for row in rows) + " |")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
