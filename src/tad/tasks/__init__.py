@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,12 @@ def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> T
     if name not in _FACTORIES:
         raise TadError(f"unknown task '{name}'; known: {', '.join(_FACTORIES)} (or jsonl:FILE for your own)")
     module, _, factory = _FACTORIES[name].partition(":")
-    task: Task = getattr(import_module(module), factory)(data_dir=data_dir, **options)
+    build = getattr(import_module(module), factory)
+    known = [option for option in signature(build).parameters if option != "data_dir"]
+    for option in options:
+        if option not in known:
+            raise TadError(f"task '{name}' has no option '{option}'; it has: {', '.join(known) or 'none'}")
+    task: Task = build(data_dir=data_dir, **options)
     return task
 
 

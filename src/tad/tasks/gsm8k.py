@@ -67,4 +67,6 @@ def grade_flexible(example: Example, text: str) -> Verdict:
         return Verdict(False, "no number found")
     gold = example.reference.rsplit("#### ", 1)[-1]
     taken, wanted = (re.sub(r"\.$", "", re.sub(r"[,$]", "", string)) for string in (matches[-1], gold))
-    return Verdict(taken == wanted, "equal" if taken == wanted else f"expected {wanted}", matches[-1])
+    return Verdict(
+        taken == wanted, "equal" if taken == wanted else f"different; expected {wanted}", matches[-1]
+    )

@@ -133,7 +133,7 @@ def _grade_text(example: Example, text: str) -> Verdict:
     """Equality with the answer, or with what the text boxes, but for case and spacing."""
     given = find_answer(text) or text
     equal = " ".join(given.split()).casefold() == " ".join(str(example.answer).split()).casefold()
-    return Verdict(equal, "equal" if equal else f"expected {example.answer}", given)
+    return Verdict(equal, "equal" if equal else f"different; expected {example.answer}", given)
 
 
 def _job(example: Example, text: str) -> Job:

@@ -82,7 +82,7 @@ def grade_number(gold: Fraction, text: str) -> Verdict:
         )
     if found.value == gold:
         return Verdict(True, "equal", found.text)
-    return Verdict(False, f"expected {format_number(gold)}", found.text)
+    return Verdict(False, f"different; expected {format_number(gold)}", found.text)
 
 
 def format_number(value: Fraction) -> str:
