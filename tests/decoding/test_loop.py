@@ -142,6 +142,9 @@ BAD = [
     ({"block": 16.0}, "block must be a whole number"),
     ({"temperature": -0.5}, "temperature must be at least 0"),
     ({"stop": "never"}, "stop is one of"),
+    ({"threshold": None}, "threshold must be a number"),
+    ({"strict": "maybe"}, "strict is true or false"),
+    ({"schedule": 5}, "unknown schedule '5'"),
     ({"seed": [1, 2]}, "2 seeds for 1 prompts"),
 ]
 

@@ -140,6 +140,7 @@ def check_reveals(reveals: list[Any], steps: list[Step], result: Decoded) -> Non
 
 
 # What the doubtful cases do here. "follow": same ids and forwards. "same ids": we do not run the useless forward.
+# "ids": same ids; a forward that did not happen is not counted.
 # "own": our behaviour is defined differently, the case only has to decode to the end.
 QUIRKS = {
     "vanilla_confidence_eos_eot_inf": "follow",
@@ -152,9 +153,9 @@ QUIRKS = {
     "fastdllm_block": "same ids",
     "dream_default_topk50": "follow",
     "fastdllm_nocache": "own",
-    "tad_multi_earlystop": "own",
+    "tad_multi_earlystop": "ids",
     "tad_single_earlystop": "own",
-    "d3llm_multi_earlystop": "own",
+    "d3llm_multi_earlystop": "ids",
     "d3llm_kv": "own",
 }
 
@@ -173,6 +174,8 @@ def test_doubtful_case_is_followed_or_refused_as_documented(case: cases.Case) ->
             assert result.tokens == ids
         if policy == "follow":
             assert result.forwards == expected["nfe"]
+        if policy == "ids":
+            assert result.forwards <= expected["forwards"]
         if policy == "same ids":
             assert result.forwards == expected["nfe"] - len(expected["idle_forwards"])
 

@@ -21,7 +21,13 @@ app = typer.Typer(
 )
 
 
-ROOMS = ("models", "decode", "train")  # in the order `tad --help` lists their commands
+ROOMS = (
+    "models",
+    "decode",
+    "tasks",
+    "trajectories",
+    "train",
+)  # in the order `tad --help` lists their commands
 
 for _room in ROOMS:
     import_module(f"tad.cli.{_room}").add_commands(app)

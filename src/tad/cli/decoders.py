@@ -88,7 +88,7 @@ def parts(decoder: Decoder) -> dict[str, str]:
     """Names of the block schedule, the reveal rule and the cache."""
     from tad.decoding.decoders import describe
 
-    return {part: label.strip("'") for part, label in describe(decoder).items()}
+    return describe(decoder)
 
 
 def defaults(decoder: Decoder) -> dict[str, str]:

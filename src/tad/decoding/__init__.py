@@ -10,7 +10,7 @@ from tad.decoding.loop import Decoded, Step, StepCallback, decode_batch
 from tad.errors import TadError
 from tad.models import LM
 
-__all__ = ["DECODERS", "Decoded", "Decoder", "Step", "StepCallback", "decode", "get_decoder"]
+__all__ = ["DECODERS", "Decoded", "Decoder", "Step", "StepCallback", "check_prompt", "decode", "get_decoder"]
 
 
 def decode(
@@ -33,7 +33,7 @@ def decode(
     if len(seeds) != len(prompts):
         raise TadError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one per prompt, or a single one")
     for row, prompt in enumerate(prompts):
-        _check_prompt(lm, prompt, row, gen_length)
+        check_prompt(lm, prompt, gen_length, f"prompt {row}")
     size = batch_size or max(1, len(prompts))
     order = (
         sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
@@ -68,18 +68,18 @@ def _renumbered(on_step: StepCallback, rows: list[int]) -> StepCallback:
     return report
 
 
-def _check_prompt(lm: LM, prompt: Sequence[int], row: int, gen_length: int) -> None:
+def check_prompt(lm: LM, prompt: Sequence[int], gen_length: int, name: str = "prompt") -> None:
+    """Refuse a prompt that cannot be decoded; `name` is how the error calls it."""
     if not prompt:
-        raise TadError(f"prompt {row} is empty: a model needs at least one token to start from")
+        raise TadError(f"{name} is empty: a model needs at least one token to start from")
     if len(prompt) + gen_length > lm.context:
         raise TadError(
-            f"prompt {row} has {len(prompt)} tokens; with gen_length {gen_length} that is over the context of {lm.context}"
+            f"{name} has {len(prompt)} tokens; with gen_length {gen_length} that is over the context of {lm.context}"
         )
     if lm.tokens.mask in prompt:
-        raise TadError(
-            f"prompt {row} contains the mask token {lm.tokens.mask} at position {list(prompt).index(lm.tokens.mask)}"
-        )
+        where = list(prompt).index(lm.tokens.mask)
+        raise TadError(f"{name} contains the mask token {lm.tokens.mask} at position {where}")
     vocab = lm.model.shape.vocab
     for token in prompt:
         if not 0 <= token < vocab:
-            raise TadError(f"prompt {row} contains token {token}, outside the vocabulary of {vocab}")
+            raise TadError(f"{name} contains token {token}, outside the vocabulary of {vocab}")

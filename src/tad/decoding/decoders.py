@@ -61,10 +61,10 @@ class Decoder:
         needs = self.cache.needs
         kind = "block-causal" if self.schedule.block_causal else "bidirectional"
         if needs == "sequential" and not isinstance(self.schedule, Sequential):
-            raise TadError(f"cache {_label(self.cache)} needs schedule 'sequential'")
+            raise TadError(f"cache '{_label(self.cache)}' needs schedule 'sequential'")
         if needs in ("bidirectional", "block-causal") and needs != kind:
             raise TadError(
-                f"cache {_label(self.cache)} needs {needs} attention; {_label(self.schedule)} is {kind}"
+                f"cache '{_label(self.cache)}' needs {needs} attention; schedule '{_label(self.schedule)}' is {kind}"
             )
         if self.sampling.cfg and not isinstance(self.cache, NoCache):
             raise TadError("cfg needs cache 'none': the rows without prompt have no cache")
@@ -112,13 +112,17 @@ _CHOICES = {
     "stop": ("end", "eager", "off"),
 }
 _WHOLE = ("block", "steps", "delay", "refresh", "top_k")
+_OPTIONAL = ("block", "steps", "top_p", "top_k")
+_SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores")
 
 
 def _check_ranges(decoder: Decoder) -> None:
     for name, value in parameters(decoder).items():
         if name in _CHOICES and value not in _CHOICES[name]:
             raise TadError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
-        if name not in _RANGES or value is None:
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise TadError(f"{name} is true or false, not {value!r}")
+        if name not in _RANGES or (value is None and name in _OPTIONAL):
             continue
         if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
             kind = "a whole number" if name in _WHOLE else "a number"
@@ -225,12 +229,12 @@ def _label(part: Any) -> str:
     for known in _PARTS.values():
         for name, kind in known.items():
             if type(part) is kind:
-                return f"'{name}'"
+                return name
     return type(part).__name__
 
 
 def _part(kind: str, value: Any, known: dict[str, type[Any]]) -> Any:
-    if not isinstance(value, str):
+    if isinstance(value, tuple(known.values())):
         return value
     if value not in known:
         raise TadError(f"unknown {kind} '{value}'; known: {', '.join(known)}")

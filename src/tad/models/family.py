@@ -46,6 +46,11 @@ class Family:
     end_of_turn_text: str
     assistant_header: str  # how the chat format opens the assistant's turn
     chat_template: str  # used where the directory has none
+    system: str = ""  # what a system turn of the family starts with before a reference
+
+    def reference_turn(self, reference: str) -> dict[str, str]:
+        """The system turn in which the published trainers show a teacher the reference."""
+        return {"role": "system", "content": self.system + f"Reference Answer: {reference}"}
 
     @property
     def model_type(self) -> str:
@@ -82,6 +87,7 @@ DREAM = Family(
     end_of_turn_text="<|im_end|>",
     assistant_header="<|im_start|>assistant\n",
     chat_template=_DREAM_TEMPLATE,
+    system="You are a helpful assistant.\n\n",
 )
 FAMILIES = {family.model_type: family for family in (LLADA, DREAM)}
 

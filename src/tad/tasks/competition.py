@@ -38,6 +38,7 @@ _SUBJECTS = (
 
 class Math(DatasetTask):
     name = "math"
+    comparable = True
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     templates = ("tad", "zero-shot", "plain")
     source: ClassVar[Source] = Source(

@@ -24,6 +24,7 @@ BOX_TAIL = r" Please reason step by step, and put your final answer within \boxe
 
 class Gsm8k(DatasetTask):
     name = "gsm8k"
+    comparable = True
     splits = ("train", "test")
     templates = ("tad", "cot-zeroshot", "plain")
     source: ClassVar[Source] = Source(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tad.tasks.dataset import DatasetTask
+from tad.tasks.privileged import CODE_ONLY
 from tad.tasks.sandbox import Job, Limits, Outcome, Sandbox
 from tad.tasks.task import Example, Progress, Verdict
 
@@ -15,6 +16,7 @@ from tad.tasks.task import Example, Progress, Verdict
 class ProgrammingTask(DatasetTask):
     """Subclasses say which program a text holds and which tests it must pass."""
 
+    instruction = CODE_ONLY
     limits: ClassVar[Limits] = Limits()
     packages: ClassVar[bool] = False
     """Whether programs may import what is installed next to tad."""

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -205,9 +204,9 @@ class Collector:
                     temperature=self.recipe.vote_temperature,
                 )
             for i, (item, row) in enumerate(zip(items, rows, strict=True)):
-                extracted = item.task.extract_answer(
-                    item.task.prompt(item.example).cut(self.lm.decode(row.answer))
-                )
+                text = item.task.prompt(item.example, item.template).cut(self.lm.decode(row.answer))
+                # Only what was extracted is used: whether it is right stays unknown to the vote.
+                extracted = item.task.grade(item.example, text).extracted
                 if extracted is not None:
                     votes[i].append(extracted)
         chosen = []
@@ -266,21 +265,6 @@ def agreement(exact: Sequence[Rollout], other: Sequence[Rollout]) -> dict[str, f
 Report = Callable[[int, ShardStats], None]
 
 
-def collect(
-    collector: Collector,
-    folder: str | Path,
-    shards: Sequence[int] | None = None,
-    report: Report | None = None,
-    stopping: Callable[[], bool] = lambda: False,
-) -> TrajectoryStore:
-    """Make the shards of a store that are missing (or of those given). `stopping` is asked between shards."""
-    store = TrajectoryStore.open_or_create(folder, collector.meta())
-    with store.writing():
-        todo = [shard for shard in store.missing() if shards is None or shard in set(shards)]
-        fill(store, collector, todo, report, stopping)
-    return store
-
-
 def fill(
     store: TrajectoryStore,
     collector: Collector,
@@ -319,6 +303,10 @@ def _mix(recipe: CollectRecipe) -> Iterator[Item]:
             if recipe.privileged and recipe.reference == "gold" and not reference:
                 raise TadError(
                     f"task '{section.name}': example {example.id} has no reference; use reference: majority"
+                )
+            if recipe.reference == "majority" and not task.comparable:
+                raise TadError(
+                    f"task '{section.name}': its answers cannot vote; reference: majority is not for it"
                 )
             yield Item(task, example, section.template, reference, "gold" if recipe.privileged else "none")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Example, Task
+from tad.tasks.privileged import EXPLAIN, privileged_prompt
 
 FORMS = ("rollout", "system")
 
@@ -26,7 +27,8 @@ def privileged_ids(
     """The teacher's prompt, with `reference` in it."""
     prompt = task.prompt(example, template)
     if form == "rollout":
-        messages = task.privileged(example, reference).messages
+        shown = privileged_prompt(example.question, reference, task.instruction or EXPLAIN)
+        messages = shown.messages
         return lm.encode([{"role": m.role, "content": m.content} for m in messages], prompt.prefix)
     if form == "system":
         chat = [{"role": message.role, "content": message.content} for message in prompt.messages]

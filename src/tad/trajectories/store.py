@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -154,7 +154,7 @@ class TrajectoryStore:
                     f"{folder}: holds trajectories of another run: {different}; use another directory"
                 )
             return store
-        if folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
+        if folder.exists() and any(not path.name.startswith(_LOCK) for path in folder.iterdir()):
             raise TadError(f"{folder}: is not empty and not a trajectory store; use another directory")
         with _full_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -162,17 +162,21 @@ class TrajectoryStore:
         return cls(folder, meta)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the right to write; a second process is refused."""
-        with open(self.folder / _LOCK, "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+    def writing(self, rank: int = 0, world: int = 1) -> Iterator[None]:
+        """Hold the right to write; a second run is refused. The processes of one run share it, by rank."""
+        name = _LOCK if world == 1 else f"{_LOCK}-{rank}-of-{world}"
+        with _full_disk(self.folder), open(self.folder / name, "w") as lock:
+            others = [
+                path for path in self.folder.glob(f"{_LOCK}*") if not path.name.endswith(f"-of-{world}")
+            ]
+            others = [path for path in others if path.name != name]
+            if not _try_lock(lock) or any(_is_locked(path) for path in others):
                 raise TadError(
                     f"{self.folder}: another process is writing to this store; wait for it or stop it"
-                ) from None
-            for leftover in self.folder.glob("*.partial"):  # of a process that was killed
-                leftover.unlink()
+                )
+            for shard in range(rank, self.meta.shards, world):  # of a process that was killed
+                for partial in self.folder.glob(f"{self.path(shard).name}.*"):
+                    partial.unlink()
             yield
 
     def path(self, shard: int) -> Path:
@@ -201,10 +205,10 @@ class TrajectoryStore:
             return None
         return ShardStats(**values)
 
-    def missing(self) -> list[int]:
-        """Shards that are not there, or are damaged; damaged ones are removed so that they are made again."""
+    def missing(self, rank: int = 0, world: int = 1) -> list[int]:
+        """This process's shards that are not there, or are damaged; damaged ones are removed, to be made again."""
         absent = []
-        for shard in range(self.meta.shards):
+        for shard in range(rank, self.meta.shards, world):
             if self.stats(shard) is None:
                 with suppress(FileNotFoundError):
                     self.path(shard).unlink()
@@ -225,9 +229,29 @@ class TrajectoryStore:
                     yield Trajectory(**row)
 
 
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path) as file:
+            return not _try_lock(file)
+    except FileNotFoundError:
+        return False
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+
+
 def _write_whole(path: Path, data: bytes) -> None:
     """Write under another name, make it durable, then rename: the file is there whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
+    partial = _partial(path)
     try:
         with open(partial, "wb") as file:
             file.write(data)

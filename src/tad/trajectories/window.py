@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def measure_decay(
     distances: int = 64,
     batch_size: int = 16,
     seed: int = 0,
+    use_adapter: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Decay, Decay, np.ndarray]:
     """The curve without and with end filler, and the per-trajectory sums behind the first ([n, distances, 2]).
@@ -85,7 +87,8 @@ def measure_decay(
     sums = np.zeros((2, len(trajectories), distances, 2))  # without and with filler; sum and count
     for low in range(0, len(items), batch_size):
         batch = items[low : low + batch_size]
-        confidence = _student_confidence(lm, [(trajectories[i], step) for i, step in batch])
+        with nullcontext() if use_adapter else lm.base():
+            confidence = _student_confidence(lm, [(trajectories[i], step) for i, step in batch])
         for (index, step), row in zip(batch, confidence, strict=True):
             trajectory = trajectories[index]
             reveal = np.array(trajectory.reveal)
@@ -117,18 +120,17 @@ def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list
         canvas[row, pads[-1] : prompt] = torch.tensor(trajectory.plain_ids)
     pad = torch.tensor(pads, device=lm.device)[:, None]
     column = torch.arange(prompt + length, device=lm.device)
-    with lm.base():
-        hidden = lm.model(
-            canvas.to(lm.device),
-            position_ids=(column - pad).clamp(min=0),
-            rule=AttentionRule.padded(column >= pad),
-            head=False,
-        ).hidden
-        assert hidden is not None
-        start = prompt - lm.family.shift
-        answers = hidden[:, start : start + length]
-        wanted = masked(reveal, step).to(lm.device)
-        logits = lm.model.head(answers[wanted]).float()
+    hidden = lm.model(
+        canvas.to(lm.device),
+        position_ids=(column - pad).clamp(min=0),
+        rule=AttentionRule.padded(column >= pad),
+        head=False,
+    ).hidden
+    assert hidden is not None
+    start = prompt - lm.family.shift
+    answers = hidden[:, start : start + length]
+    wanted = masked(reveal, step).to(lm.device)
+    logits = lm.model.head(answers[wanted]).float()
     own = logits.log_softmax(-1).gather(-1, final.to(lm.device)[wanted][:, None])[:, 0].exp()
     probability = torch.zeros(wanted.shape, device=lm.device)
     probability[wanted] = own
@@ -195,7 +197,7 @@ def choose_windows(decay: Decay, sums: np.ndarray, seed: int = 0) -> dict[str, W
 def write_report(report: WindowReport, folder: str | Path) -> Path:
     """window.json beside the trajectories; recipes that say `window: quality` read it."""
     path = Path(folder) / "window.json"
-    path.write_text(json.dumps(_finite(asdict(report)), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(finite(asdict(report)), indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -213,10 +215,10 @@ def read_window(folder: str | Path, window: int | str) -> int:
     return int(json.loads(path.read_text(encoding="utf-8"))["windows"][window]["window"])
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """nan as null, since JSON has no nan."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value

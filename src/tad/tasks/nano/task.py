@@ -77,6 +77,7 @@ class NanoNumber(NanoTask):
 
     marker: ClassVar[re.Pattern[str]]
     marker_text: ClassVar[str]
+    comparable = True
 
     def grade(self, example: Example, text: str) -> Verdict:
         found = self.marker.findall(text)

@@ -1,0 +1,262 @@
+"""`tad collect`, `tad trajectories`, `tad window`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tad.errors import TadError
+
+if TYPE_CHECKING:
+    from tad.models import LM
+    from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command("collect")(collect)
+    app.command("trajectories")(trajectories)
+    app.command("window")(window)
+
+
+def collect(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a bundled one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value, any number.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the store.")] = Path("runs/trajectories"),
+    keep: Annotated[str | None, typer.Option(help="all or correct; the same as keep=...")] = None,
+    no_privileged: Annotated[bool, typer.Option("--no-privileged", help="Hide the reference.")] = False,
+    student_adapter: Annotated[str | None, typer.Option(help="An adapter for the student.")] = None,
+    workers: Annotated[str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.")] = None,
+) -> None:
+    """Roll out the privileged teacher on a task mix, grade, and store the trajectories. Run it again to continue."""
+    from tad.config import load_recipe
+    from tad.models import load
+    from tad.trajectories.recipe import CollectRecipe
+    from tad.trajectories.workers import collect_here, collect_with_ray
+
+    changes = list(overrides or ())
+    changes += [f"keep={keep}"] if keep else []
+    changes += ["privileged=false"] if no_privileged else []
+    changes += [f"student_adapter={student_adapter}"] if student_adapter else []
+    values = load_recipe(CollectRecipe, recipe, changes)
+    if workers not in (None, "ray"):
+        raise TadError(f"workers '{workers}' is not known; known: ray")
+    progress = _Progress(out)
+    if workers == "ray":
+        store = collect_with_ray(values, out, report=progress.report)
+    else:
+        lm = load(values.model, device=values.device, dtype=values.dtype)
+        store = collect_here(values, out, lm, report=progress.report, stopping=progress.stopping)
+    progress.finish(store)
+
+
+class _Progress:
+    """A line per shard, and a first Ctrl-C that lets the shard in flight finish."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.began, self.rollouts, self.interrupted = out, time.monotonic(), 0, False
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, *_: object) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        typer.echo("finishing the shard in flight; press Ctrl-C again to drop it", err=True)
+
+    def stopping(self) -> bool:
+        return self.interrupted
+
+    def report(self, shard: int, stats: ShardStats) -> None:
+        self.rollouts += stats.attempted
+        rate = self.rollouts / (time.monotonic() - self.began)
+        steps = stats.steps / max(1, stats.attempted)
+        typer.echo(
+            f"shard {shard:5d}  correct {stats.correct}/{stats.attempted}  kept {stats.kept}  "
+            f"mean steps {steps:.0f}  {rate:.2f} rollouts/s",
+            err=True,
+        )
+
+    def finish(self, store: TrajectoryStore) -> None:
+        from tad.trajectories.summary import summarise
+
+        left = len(store.missing())
+        _print_summary(summarise(store), store)
+        if left:
+            typer.echo(
+                f"{left} of {store.meta.shards} shards are missing: run the same command again to continue"
+            )
+            raise typer.Exit(130 if self.interrupted else 0)
+
+
+def trajectories(
+    folder: Annotated[Path, typer.Argument(help="A store made by `tad collect`.")],
+    show: Annotated[str | None, typer.Option(help="Draw one trajectory; needs --model for text.")] = None,
+    model: Annotated[str | None, typer.Option(help="For its tokenizer.")] = None,
+    animate: Annotated[bool, typer.Option("--animate", help="With --show: step by step.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the published JSONL format; needs --model.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """What a store holds: counts, accuracy by task, lengths, the teacher's confidence; or one trajectory as a picture."""
+    from tad.trajectories.store import TrajectoryStore
+    from tad.trajectories.summary import summarise
+
+    store = TrajectoryStore.open(folder)
+    if show is not None:
+        _show(_find(store, show), store, _tokenizer_of(model) if model else None, animate)
+    elif export is not None:
+        if model is None:
+            raise TadError("--export writes text and needs --model for the tokenizer")
+        _export(store, export, _tokenizer_of(model))
+    elif as_json:
+        typer.echo(json.dumps(_finite(asdict(summarise(store)))))
+    else:
+        _print_summary(summarise(store), store)
+
+
+def window(
+    folder: Annotated[Path, typer.Argument(help="A store made by `tad collect`.")],
+    model: Annotated[str, typer.Option(help="The student: the model the trajectories come from.")],
+    adapter: Annotated[
+        str | None, typer.Option(help="Measure with this adapter instead of the base.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Trajectories to use.")] = 256,
+    states: Annotated[int, typer.Option(min=1, help="States per trajectory.")] = 8,
+    distances: Annotated[int, typer.Option(min=2, help="Longest distance to measure.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    device: Annotated[str | None, typer.Option()] = None,
+    dtype: Annotated[str | None, typer.Option()] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
+    from itertools import islice
+
+    from tad.models import load
+    from tad.trajectories.fingerprint import fingerprint_model
+    from tad.trajectories.store import TrajectoryStore
+    from tad.trajectories.summary import plot_decay
+    from tad.trajectories.window import WindowReport, choose_windows, measure_decay, write_report
+
+    store = TrajectoryStore.open(folder)
+    lm = load(model, adapter=adapter, device=device, dtype=dtype)
+    found = fingerprint_model(lm)
+    if found != store.meta.model:
+        raise TadError(
+            f"{folder}: trajectories are of model {store.meta.model}, {model} is {found}; use their own model"
+        )
+    rows = list(islice(store.rows(), limit))
+    decay, filled, sums = measure_decay(
+        lm, rows, states, distances, batch_size, use_adapter=adapter is not None
+    )
+    order = str(store.meta.recipe.get("order", "teacher"))
+    report = WindowReport(order, found, decay, filled, choose_windows(decay, sums))
+    written = [write_report(report, folder), *plot_decay(report, folder / "window")]
+    if as_json:
+        typer.echo(written[0].read_text(encoding="utf-8"))
+        return
+    marks = [d for d in (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if d <= len(decay.mean)]
+    typer.echo("steps to reveal  " + "".join(f"{d:>7d}" for d in marks))
+    typer.echo("confidence       " + "".join(f"{decay.mean[d - 1]:>7.3f}" for d in marks))
+    typer.echo("positions        " + "".join(f"{decay.count[d - 1]:>7d}" for d in marks))
+    for name, chosen in report.windows.items():
+        typer.echo(
+            f"{name:8s} window {chosen.window:3d}   (falls to {chosen.level} at {chosen.crossing:.1f}, "
+            f"95 % interval {chosen.low:.1f} to {chosen.high:.1f})"
+        )
+    typer.echo("written: " + ", ".join(str(path) for path in written))
+
+
+def _print_summary(summary: Any, store: TrajectoryStore) -> None:
+    from tad.tasks import Score
+
+    typer.echo(
+        f"{store.folder}: {summary.kept} trajectories of {summary.attempted} rollouts, "
+        f"{summary.shards} of {summary.shards_planned} shards, {summary.bytes_per_row / 1000:.1f} KB a row"
+    )
+    for task, (attempted, correct) in summary.by_task.items():
+        score = Score(attempted, correct)
+        typer.echo(
+            f"  {task:12s} {100 * score.accuracy:5.1f} % correct (s.e. {100 * score.standard_error:.1f}, n = {attempted})"
+        )
+    for reason, count in summary.reasons.items():
+        typer.echo(f"  wrong: {count:5d} x {reason}")
+    typer.echo(
+        f"  mean length {summary.mean_length:.1f} steps; teacher's mean confidence {summary.mean_confidence:.3f}, "
+        f"below 0.5 at {100 * summary.unsure:.1f} % of the steps"
+    )
+    if summary.per_step:
+        marks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if s <= len(summary.per_step)]
+        typer.echo("  step             " + "".join(f"{s:>7d}" for s in marks))
+        typer.echo("  mean confidence  " + "".join(f"{summary.per_step[s - 1]:>7.3f}" for s in marks))
+
+
+def _find(store: TrajectoryStore, name: str) -> Trajectory:
+    for row in store.rows():
+        if name in (row.id, row.example):
+            return row
+    first = next(iter(store.rows()), None)
+    hint = f"; ids look like {first.id}" if first else "; the store is empty"
+    raise TadError(f"{store.folder}: no trajectory '{name}'{hint}")
+
+
+def _tokenizer_of(model: str) -> LM:
+    from tad.models import load
+
+    return load(model, device="cpu")
+
+
+def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool) -> None:
+    from rich.console import Console
+
+    from tad.cli.canvas import Canvas, LiveCanvas
+    from tad.decoding import Step
+
+    def spell(ids: list[int]) -> str:
+        return lm.decode(ids) if lm is not None else " ".join(str(i) for i in ids) + " "
+
+    block = int(store.meta.recipe.get("block", 32))
+    canvas = Canvas(len(row.tokens), block, spell, tuple(store.meta.ends), title=row.id)
+    console = Console()
+    order = sorted(range(len(row.reveal)), key=lambda i: row.reveal[i])
+    if lm is not None:
+        console.print(lm.decode(row.plain_ids), style="dim", markup=False, highlight=False)
+
+    def steps() -> Any:
+        for position in order[: row.n_real]:
+            sure = float(row.teacher_confidence[position])
+            created = position // block + 1
+            yield Step(0, row.reveal[position], [position], [row.tokens[position]], [sure], 0, created)
+
+    if animate and console.is_terminal:
+        with LiveCanvas(canvas, console) as live:
+            for step in steps():
+                live.take(step)
+                time.sleep(0.04)
+    else:
+        for step in steps():
+            canvas.take(step)
+        console.print(canvas.draw(console.width))
+    verdict = "correct" if row.correct else "wrong"
+    console.print(f"{verdict}: {row.reason}; {row.n_real} steps, then end filler", markup=False)
+
+
+def _export(store: TrajectoryStore, path: Path, lm: LM) -> None:
+    from tad.trajectories.released import export_row
+
+    with open(path, "w", encoding="utf-8") as file:
+        for row in store.rows():
+            file.write(json.dumps(export_row(lm, row, groundtruth="")) + "\n")
+    typer.echo(f"written: {path}")
+
+
+def _finite(value: Any) -> Any:
+    from tad.trajectories.window import finite
+
+    return finite(value)
