@@ -1,7 +1,6 @@
 """The tour behind `tad demo`: a tiny model with the real layout, through everything that exists so far.
 
-It has random weights, so it says nothing about accuracy or speed. It is replaced as the rooms of the package are
-built; `MISSING` is what it cannot show yet.
+It has random weights, so it says nothing about accuracy or speed. `MISSING` is what it cannot show yet.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from typing import Any
 import typer
 
 MISSING = (
-    "trajectories: collecting teacher rollouts and measuring the window",
-    "training: the losses and the trainer",
-    "evaluation: accuracy, tokens per forward, AUP",
+    "distillation: the trajectory losses and the student's trainer",
+    "evaluation: accuracy, tokens per forward and AUP of a model",
     "serving: the OpenAI-compatible server",
 )
 
 
 def run() -> None:
-    """Build, describe, run, adapt, export and reload a tiny model of each family."""
+    """Build, describe, run, decode, adapt, export and reload a tiny model of each family."""
     import torch
     from transformers.utils import logging
 
@@ -39,6 +37,7 @@ def run() -> None:
 
 def _tour(config: Any, scratch: Path, torch: Any) -> None:
     from tad.cli.models import format_info
+    from tad.decoding import decode
     from tad.models.export import export
     from tad.models.info import describe
     from tad.models.lm import load
@@ -61,6 +60,10 @@ def _tour(config: Any, scratch: Path, torch: Any) -> None:
     typer.echo(
         f"one forward of 32 tokens, head at 24 masks: logits {tuple(logits.shape)}, {took * 1e3:.1f} ms"
     )
+
+    for name in ("one-by-one", "tad"):
+        decoded = decode(lm, [canvas[0, :8].tolist()], decoder=name, gen_length=64)[0]
+        typer.echo(f"decoder {name}: 64 masks revealed in {decoded.forwards} forwards")
 
     handle = lm.attach(rank=4)
     for name, weight in lm.model.named_parameters():
