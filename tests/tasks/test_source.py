@@ -1,0 +1,177 @@
+"""Finding and reading data: places, formats, and what bad input says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tad.errors import TadError
+from tad.tasks import get_task
+from tad.tasks.source import Source, read_rows
+
+ROW = {"question": "How many?", "answer": "Two and two.\n#### 4"}
+
+
+def write_gsm8k(directory: Path, text: str) -> Path:
+    path = directory / "gsm8k" / "test.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_malformed_line_is_reported_with_file_and_line(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, f"{json.dumps(ROW)}\n\n{{not json\n")
+    with pytest.raises(TadError, match=rf"{path}:3: is not valid JSON"):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_a_line_that_is_no_object_is_reported(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, "[1, 2]\n")
+    with pytest.raises(TadError, match=rf"{path}:1: a row should be a JSON object, this is list"):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_a_missing_field_is_reported_with_file_line_and_what_there_is(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, f'{json.dumps(ROW)}\n{{"question": "q", "solution": "s"}}\n')
+    with pytest.raises(
+        TadError, match=rf"{path}:2: field 'answer' is missing \(the row has: question, solution\)"
+    ):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_a_field_of_the_wrong_type_is_reported(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, '{"question": 3, "answer": "#### 4"}\n')
+    with pytest.raises(TadError, match=rf"{path}:1: field 'question' should be a string, it is int"):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_a_gold_answer_without_a_number_is_reported(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, '{"question": "q", "answer": "none"}\n')
+    with pytest.raises(TadError, match=rf"{path}:1: field 'answer' should end with '#### ' and a number"):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_text_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, "")
+    path.write_bytes(b'{"question": "\xff"}\n')
+    with pytest.raises(TadError, match=rf"{path}:1: is not UTF-8"):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_an_empty_task_is_an_error(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, "\n")
+    with pytest.raises(TadError, match=rf"task 'gsm8k' split 'test' is empty \({path}\)"):
+        get_task("gsm8k", tmp_path).examples("test")
+
+
+def test_a_truncated_gzip_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(ROW).encode() * 1000)[:-20])
+    with pytest.raises(TadError, match=rf"{path}:1: is not a readable gzip file"):
+        list(read_rows(path))
+
+
+def test_a_broken_parquet_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"not parquet at all")
+    with pytest.raises(TadError, match=rf"{path}: is not a readable parquet file"):
+        list(read_rows(path))
+
+
+def test_a_directory_that_does_not_exist_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TadError, match="--data-dir is not a directory"):
+        get_task("gsm8k", tmp_path / "nowhere").examples()
+    monkeypatch.setenv("TAD_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(TadError, match="TAD_DATA is not a directory"):
+        get_task("gsm8k").examples()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "shards"])
+def test_every_format_gives_the_same_examples(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    rows = [{**ROW, "question": f"How many, {number}?"} for number in range(4)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if kind == "jsonl":
+        (folder / "test.jsonl").write_bytes(lines)
+    elif kind == "jsonl.gz":
+        (folder / "test.jsonl.gz").write_bytes(gzip.compress(lines))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "test.parquet")
+    else:
+        for number in range(2):
+            table = pyarrow.Table.from_pylist(rows[2 * number : 2 * number + 2])
+            pyarrow.parquet.write_table(table, folder / f"test-0000{number}-of-00002.parquet")
+    examples = get_task("gsm8k", tmp_path).examples("test")
+    assert [example.question for example in examples] == [row["question"] for row in rows]
+    assert [example.answer for example in examples] == [4] * 4
+
+
+def test_the_directory_given_wins_over_the_one_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gsm8k(tmp_path / "given", json.dumps({**ROW, "question": "given"}))
+    write_gsm8k(tmp_path / "environment", json.dumps({**ROW, "question": "environment"}))
+    monkeypatch.setenv("TAD_DATA", str(tmp_path / "environment"))
+    assert get_task("gsm8k").examples()[0].question == "environment"
+    assert get_task("gsm8k", tmp_path / "given").examples()[0].question == "given"
+
+
+def test_a_directory_without_the_data_says_what_to_put_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        TadError, match=r"no data for split 'test' there; put gsm8k/test\{.jsonl,.jsonl.gz,.parquet\}"
+    ):
+        get_task("gsm8k", tmp_path).examples()
+
+
+def test_without_a_directory_rows_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROW]), tmp_path / "rows.parquet")
+    asked: list[str] = []
+
+    def download(hub_id: str, name: str, repo_type: str) -> str:
+        asked.append(f"{repo_type} {hub_id} {name}")
+        return str(tmp_path / "rows.parquet")
+
+    names = ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda hub_id, repo_type: names)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert len(get_task("gsm8k").examples("test")) == 1
+    assert asked == ["dataset openai/gsm8k main/test-00000-of-00001.parquet"]
+
+
+def test_without_a_network_the_error_says_where_to_put_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", refuse)
+    with pytest.raises(
+        TadError, match=r"cannot fetch openai/gsm8k from the hub \(no route to host\); put gsm8k/test"
+    ):
+        get_task("gsm8k").examples("test")
+
+
+def test_data_that_is_on_no_hub_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        TadError, match="no data for 'prm12k' split 'train', and it is not on the hub; put prm12k/train"
+    ):
+        get_task("prm12k").examples()
+
+
+def test_where_names_the_file_or_the_hub_without_reading(tmp_path: Path) -> None:
+    path = write_gsm8k(tmp_path, "{broken")
+    assert get_task("gsm8k", tmp_path).where("test") == str(path)
+    assert get_task("gsm8k", tmp_path).where("train") == "not found"
+    assert get_task("gsm8k").where("train") == "hub: openai/gsm8k"
+
+
+def test_a_whole_file_serves_every_split(tmp_path: Path) -> None:
+    source = Source("things", whole="all")
+    (tmp_path / "things").mkdir()
+    (tmp_path / "things" / "all.jsonl").write_text('{"a": 1}\n')
+    assert [row["a"] for row in source.read("train", tmp_path)] == [1]
