@@ -63,7 +63,7 @@ def _tour(config: Any, scratch: Path, torch: Any) -> None:
 
     for name in ("one-by-one", "tad"):
         decoded = decode(lm, [canvas[0, :8].tolist()], decoder=name, gen_length=64)[0]
-        typer.echo(f"decoder {name}: 64 masks revealed in {decoded.forwards} forwards")
+        typer.echo(f"decoder {name}: a canvas of 64 masks finished in {decoded.forwards} forwards")
 
     handle = lm.attach(rank=4)
     for name, weight in lm.model.named_parameters():
