@@ -74,6 +74,9 @@ class Jsonl(DatasetTask):
         self.check_template(template)
         return Prompt.from_user(example.question)
 
+    def can_vote(self, example: Example) -> bool:
+        return example.meta["grader"] != "tests"
+
     def grade(self, example: Example, text: str) -> Verdict:
         return self.grade_many([(example, text)], workers=1)[0]
 

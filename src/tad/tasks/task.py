@@ -121,6 +121,10 @@ class Task(ABC):
         """Where the data of a split comes from, in words, without fetching it."""
         return "built in"
 
+    def can_vote(self, example: Example) -> bool:
+        """Whether answers to this example are short enough that equal ones can be counted."""
+        return self.comparable
+
     def check_template(self, template: str) -> None:
         if template not in self.templates:
             raise TadError(

@@ -190,12 +190,14 @@ class Collector:
         """Replace each reference by the most common final answer of unprivileged samples. The gold is not looked at."""
         votes: list[list[str]] = [[] for _ in items]
         prompts = [plain_ids(self.lm, item.task, item.example, item.template) for item in items]
-        for vote in range(self.recipe.votes):
-            seeds = [row_seed(self.recipe.seed, f"{item.example.id}/vote", vote) for item in items]
+        room = self.lm.context - self.recipe.gen_length
+        able = [i for i, prompt in enumerate(prompts) if len(prompt) <= room]
+        for vote in range(self.recipe.votes if able else 0):
+            seeds = [row_seed(self.recipe.seed, f"{items[i].example.id}/vote", vote) for i in able]
             with self.lm.base():
                 rows = decode(
                     self.lm,
-                    prompts,
+                    [prompts[i] for i in able],
                     "one-by-one",
                     self.recipe.gen_length,
                     seed=seeds,
@@ -203,7 +205,8 @@ class Collector:
                     block=self.recipe.block,
                     temperature=self.recipe.vote_temperature,
                 )
-            for i, (item, row) in enumerate(zip(items, rows, strict=True)):
+            for i, row in zip(able, rows, strict=True):
+                item = items[i]
                 text = item.task.prompt(item.example, item.template).cut(self.lm.decode(row.answer))
                 # Only what was extracted is used: whether it is right stays unknown to the vote.
                 extracted = item.task.grade(item.example, text).extracted
@@ -297,14 +300,14 @@ def fill(
 def _mix(recipe: CollectRecipe) -> Iterator[Item]:
     for section in recipe.tasks:
         task = get_task(section.name, data_dir=recipe.data_dir, **section.options)
-        examples = task.examples(section.split)
+        examples = task.examples(section.split or ("train" if "train" in task.splits else None))
         for example in examples[: section.limit]:
             reference = task.reference(example)
             if recipe.privileged and recipe.reference == "gold" and not reference:
                 raise TadError(
                     f"task '{section.name}': example {example.id} has no reference; use reference: majority"
                 )
-            if recipe.reference == "majority" and not task.comparable:
+            if recipe.reference == "majority" and not task.can_vote(example):
                 raise TadError(
                     f"task '{section.name}': its answers cannot vote; reference: majority is not for it"
                 )

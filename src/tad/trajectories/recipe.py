@@ -15,7 +15,8 @@ class TaskSection(Recipe):
     """Examples of one task."""
 
     name: str
-    split: str = "train"
+    split: str | None = None
+    """Default: `train` where the task has it, else the task's own default."""
     limit: Positive | None = None
     """The first so many examples; all by default."""
     template: str = "tad"

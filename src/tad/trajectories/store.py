@@ -187,7 +187,7 @@ class TrajectoryStore:
         table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
         table = table.replace_schema_metadata({"stats": json.dumps(asdict(stats)), "shard": str(shard)})
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", compression_level=9)
+        pq.write_table(table, sink, compression="zstd", compression_level=9, use_dictionary=False)
         with _full_disk(self.folder):
             _write_whole(self.path(shard), sink.getvalue().to_pybytes())
 

@@ -1,0 +1,233 @@
+"""Collection: a function of its examples, whatever the batches, the workers and the interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tad.config import parse_recipe
+from tad.errors import TadError
+from tad.models import DREAM, LLADA, load
+from tad.trajectories.collect import Collector, agreement, roll_out_cached
+from tad.trajectories.recipe import CollectRecipe
+from tad.trajectories.rollout import Pace, roll_out
+from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.workers import collect_here, collect_with_ray
+from tiny_lm import write_checkpoint
+
+EXAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of each family and a file of questions of different lengths."""
+    folder = tmp_path_factory.mktemp("world")
+    for family in (LLADA, DREAM):
+        write_checkpoint(folder / family.name, family)
+    lines = [
+        {"question": "q" * (3 + i % 5), "reference": f"because {i}", "answer": str(i)}
+        for i in range(EXAMPLES)
+    ]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def values(world: Path, family: str = "llada", **changes: object) -> dict:
+    return {
+        "model": str(world / family),
+        "tasks": [{"name": "jsonl", "options": {"path": str(world / "questions.jsonl")}}],
+        "gen_length": 16,
+        "block": 8,
+        "keep": "all",
+        "shard_size": 4,
+        "batch_size": 3,
+        "device": "cpu",
+        **changes,
+    }
+
+
+def run(world: Path, out: Path, family: str = "llada", **changes: object) -> TrajectoryStore:
+    recipe = parse_recipe(CollectRecipe, values(world, family, **changes))
+    return collect_here(recipe, out, load(recipe.model, device="cpu"))
+
+
+def content(store: TrajectoryStore) -> list[str]:
+    return [str(row) for row in store.rows()]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_do_not_depend_on_the_batch_size(world: Path, tmp_path: Path, family: str) -> None:
+    one = run(world, tmp_path / "one", family, batch_size=1)
+    many = run(world, tmp_path / "many", family, batch_size=12)
+    assert len(content(one)) == EXAMPLES
+    assert content(one) == content(many)
+
+
+@pytest.mark.parametrize("order", ["teacher", "student"])
+def test_teacher_sees_the_reference_and_the_student_does_not(world: Path, tmp_path: Path, order: str) -> None:
+    store = run(world, tmp_path / "s", order=order)
+    lm = load(world / "llada", device="cpu")
+    for row in store.rows():
+        assert "because" in lm.decode(row.privileged_ids)
+        assert "because" not in lm.decode(row.plain_ids)
+
+
+def test_without_privilege_both_prompts_are_the_plain_one(world: Path, tmp_path: Path) -> None:
+    for row in run(world, tmp_path / "s", privileged=False).rows():
+        assert row.plain_ids == row.privileged_ids
+        assert row.reference == "none"
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_system_form_puts_the_reference_in_a_system_turn(world: Path, tmp_path: Path, family: str) -> None:
+    lm = load(world / family, device="cpu")
+    row = next(iter(run(world, tmp_path / "s", family, prompt="system").rows()))
+    text = lm.decode(row.privileged_ids, skip_special=False)
+    assert text.index("system") < text.index("Reference Answer: because 0") < text.index("user")
+
+
+def test_keeping_correct_ones_keeps_only_those_and_counts_the_rest(world: Path, tmp_path: Path) -> None:
+    store = run(world, tmp_path / "s", keep="correct")
+    assert all(row.correct for row in store.rows())
+    stats = [store.stats(shard) for shard in range(3)]
+    assert sum(entry.attempted for entry in stats) == EXAMPLES
+    assert sum(entry.attempted - entry.correct for entry in stats) == sum(
+        sum(entry.reasons.values()) for entry in stats
+    )
+
+
+def test_samples_differ_by_their_seed_and_repeat_with_it(world: Path, tmp_path: Path) -> None:
+    first = run(world, tmp_path / "a", samples=2, temperature=1.0)
+    again = run(world, tmp_path / "b", samples=2, temperature=1.0)
+    other = run(world, tmp_path / "c", samples=2, temperature=1.0, seed=1)
+    assert content(first) == content(again)
+    assert content(first) != content(other)
+    rows = list(first.rows())
+    assert len(rows) == 2 * EXAMPLES
+    assert rows[0].tokens != rows[1].tokens
+
+
+def test_a_run_that_stopped_is_continued_to_the_same_store(world: Path, tmp_path: Path) -> None:
+    whole = run(world, tmp_path / "whole")
+    recipe = parse_recipe(CollectRecipe, values(world))
+    made: list[int] = []
+    lm = load(recipe.model, device="cpu")
+    collect_here(
+        recipe,
+        tmp_path / "parts",
+        lm,
+        report=lambda shard, _: made.append(shard),
+        stopping=lambda: len(made) >= 1,
+    )
+    assert 0 < len(made) < 3
+    store = collect_here(recipe, tmp_path / "parts", lm)
+    assert content(store) == content(whole)
+
+
+def test_two_processes_share_the_shards_and_make_the_same_rows(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(world, tmp_path / "whole")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        store = run(world, tmp_path / "shared")
+    assert content(store) == content(whole)
+
+
+@pytest.mark.slow
+def test_ray_actors_make_the_same_rows(world: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    whole = run(world, tmp_path / "whole")
+    recipe = parse_recipe(CollectRecipe, values(world))
+    assert content(collect_with_ray(recipe, tmp_path / "ray")) == content(whole)
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_cached_rollouts_are_whole_and_their_agreement_is_reported(
+    world: Path, tmp_path: Path, cache: str
+) -> None:
+    lm = load(world / "llada", device="cpu")
+    prompts = [lm.encode("q" * n) for n in (3, 5, 8)]
+    pace = Pace(block=8, stop_at_end=False)
+    exact = roll_out(lm, prompts, prompts, 16, pace)
+    cached = roll_out_cached(lm, prompts, 16, pace, cache, [0, 0, 0])
+    assert all(sorted(row.reveal) == list(range(1, 17)) for row in cached)
+    report = agreement(exact, cached)
+    assert 0 <= report["trajectories"] <= report["steps"] <= 1
+    assert agreement(exact, exact) == {"tokens": 1, "steps": 1, "trajectories": 1, "count": 3}
+
+
+def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path, tmp_path: Path) -> None:
+    lm = load(world / "llada", device="cpu")
+    recipe = parse_recipe(
+        CollectRecipe,
+        values(world, reference="majority", votes=3, shard_size=EXAMPLES),
+    )
+    collector = Collector(lm, recipe)
+    said = iter(vote for vote in ("#### 7", "#### 8", "#### 7") for _ in range(EXAMPLES))
+    collector.lm.decode = lambda ids, skip_special=True: next(said)  # type: ignore[method-assign]
+    items = collector._with_majority(collector.items)
+    assert [item.reference for item in items] == ["7"] * EXAMPLES
+    assert {item.origin for item in items} == {"majority"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples": 2}, "samples above 1 would all be the same"),
+        ({"cache": "dual", "order": "student"}, "works with order 'teacher' only"),
+        ({"block": 7}, "not a multiple of the block length 7"),
+        ({"tokens": "reference"}, "needs another order"),
+        ({"tasks": [{"name": "nano-code"}], "reference": "majority"}, "cannot vote"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(
+    world: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    with pytest.raises(TadError, match=message):
+        run(world, tmp_path / "s", **changes)
+
+
+def test_a_prompt_that_does_not_fit_is_counted_and_left_out(world: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"question": "q" * 400, "reference": "r", "answer": "1"}) + "\n")
+    store = run(world, tmp_path / "s", tasks=[{"name": "jsonl", "options": {"path": str(path)}}])
+    assert list(store.rows()) == []
+    assert store.stats(0).reasons == {"the prompt does not fit the context": 1}
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_and_interrupted_runs_end_in_the_same_store(world: Path, tmp_path: Path, rounds: int) -> None:
+    whole = run(world, tmp_path / "whole", shard_size=1)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(values(world, shard_size=1)))
+    command = [sys.executable, "-m", "tad", "collect", str(recipe), "--out", str(tmp_path / "broken")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    draws = random.Random(0)
+    shards = 0
+    for _ in range(rounds):
+        process = subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        process.stderr.readline()  # the first shard of this run is there
+        time.sleep(draws.random() * 0.3)
+        process.send_signal(draws.choice([signal.SIGKILL, signal.SIGINT]))
+        process.communicate(timeout=120)
+        found = len(list((tmp_path / "broken").glob("*.parquet")))
+        assert found >= shards
+        shards = found
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    store = TrajectoryStore.open(tmp_path / "broken")
+    assert store.missing() == []
+    assert content(store) == content(whole)
