@@ -161,6 +161,12 @@ def test_a_disk_that_is_too_small_is_noticed_before_writing(
     assert not leftovers(tmp_path)
 
 
+@pytest.mark.parametrize("size", ["big", "5", "-1GB", ""])
+def test_a_shard_size_without_meaning_is_refused(tmp_path: Path, size: str) -> None:
+    with pytest.raises(TadError, match="should be a number with a unit"):
+        export(write_checkpoint(tmp_path / "source", "llada"), tmp_path / "out", max_shard_size=size)
+
+
 def test_a_wrong_adapter_writes_nothing(tmp_path: Path) -> None:
     dream = write_checkpoint(tmp_path / "dream", "dream")
     adapter = write_adapter(dream, tmp_path / "adapter")

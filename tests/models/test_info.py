@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import FIRST_SPECIAL, tiny_model, write_checkpoint
+from tiny_checkpoints import FIRST_SPECIAL, edit_json, tiny_model, write_checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -128,3 +128,21 @@ def test_a_model_is_built_on_its_device_with_reproducible_weights(name: str) -> 
     first, second = (build(config, "cpu", torch.bfloat16, seed=4).state_dict() for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert all(value.isfinite().all() and value.dtype == torch.bfloat16 for value in first.values())
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_hub_models_weights_are_fetched_only_where_they_alone_tell_the_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: bool
+) -> None:
+    folder = write_checkpoint(tmp_path, "llada")
+    if not declared:
+        edit_json(folder / "config.json", torch_dtype=None)
+    fetched = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        fetched.append("*.safetensors" in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert describe("owner/name").dtype == "float32"
+    assert fetched == ([False] if declared else [False, True])

@@ -242,11 +242,17 @@ class Checkpoint:
         return torch.equal(read(f"{names.head}.weight"), read(f"{names.embed}.weight"))
 
     @property
+    def declared_dtype(self) -> torch.dtype | None:
+        """What config.json says, under its new name or its old one."""
+        declared = self.values.get("dtype") or self.values.get("torch_dtype")
+        return parse_dtype(str(declared)) if declared else None
+
+    @property
     def dtype(self) -> torch.dtype:
         """The checkpoint's own: what config.json says, else what most of its numbers are stored in."""
-        declared = self.values.get("dtype") or self.values.get("torch_dtype")
-        if declared:
-            return parse_dtype(str(declared))
+        declared = self.declared_dtype
+        if declared is not None:
+            return declared
         sizes: dict[str, int] = {}
         for stored in self.tensors.values():
             sizes[stored.dtype] = sizes.get(stored.dtype, 0) + _count(stored.shape)

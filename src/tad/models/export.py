@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ def export(
     revision: str | None = None,
 ) -> Path:
     """Load, merge, write; returns the new directory. Other tools that know the family load it as the original."""
+    if not re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B", max_shard_size, flags=re.IGNORECASE):
+        raise TadError(f"max shard size '{max_shard_size}' should be a number with a unit, such as 5GB")
     target = Path(out).expanduser().resolve()
     folder = locate(source, revision, code=True)
     _check_target(target, folder.resolve(), overwrite)

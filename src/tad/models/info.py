@@ -64,9 +64,14 @@ def describe(
     length: int | None = None,
     revision: str | None = None,
 ) -> ModelInfo:
-    """Facts of a directory or hub id. A directory's weights are checked by their headers; a hub's are not fetched."""
+    """Facts of a directory or hub id. A directory's weights are checked by their headers.
+
+    A hub's weights are fetched only where nothing but they can tell the dtype.
+    """
     local = Path(source).expanduser().exists()
     checkpoint = Checkpoint.open(locate(source, revision, weights=local))
+    if not local and checkpoint.declared_dtype is None:
+        checkpoint = Checkpoint.open(locate(source, revision))
     if local:
         checkpoint.verify()
     tokenizer = load_tokenizer(checkpoint)
