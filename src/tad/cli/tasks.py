@@ -58,7 +58,7 @@ def _describe(data_dir: Path | None) -> Iterator[dict[str, Any]]:
             yield {
                 "task": name,
                 "split": split,
-                "size": len(task.examples(split)) if found else None,
+                "size": task.count(split) if found else None,
                 "data": where,
             }
 

@@ -38,7 +38,7 @@ def tidy(answer: str) -> str:
     token = r"\s*(\\[a-zA-Z]+|[0-9a-zA-Z])"
     answer = re.sub(rf"\\frac{token}{token}", r"\\frac{\1}{\2}", answer)
     answer = re.sub(r"\s*\\!\s*", "", answer)
-    return answer.rstrip(". ")
+    return answer.rstrip("$. ")
 
 
 def normalize(answer: str) -> str:

@@ -117,6 +117,10 @@ class Task(ABC):
                 progress(1)
         return verdicts
 
+    def count(self, split: str | None = None) -> int:
+        """How many examples a split has; tasks that know it without making them override this."""
+        return len(self.examples(split))
+
     def where(self, split: str | None = None) -> str:
         """Where the data of a split comes from, in words, without fetching it."""
         return "built in"

@@ -7,6 +7,6 @@ only `contained=False` runs programs next to your files. It protects the machine
 program from gaming tests that it shares an interpreter with (see `runner.py`).
 """
 
-from tad.tasks.sandbox.box import Job, Limits, Outcome, Sandbox
+from tad.tasks.sandbox.box import Job, Limits, Outcome, Sandbox, runner_source
 
-__all__ = ["Job", "Limits", "Outcome", "Sandbox"]
+__all__ = ["Job", "Limits", "Outcome", "Sandbox", "runner_source"]

@@ -25,7 +25,6 @@ from tad.errors import TadError
 from tad.tasks.sandbox.tree import interpreter_tree
 from tad.tasks.task import Progress
 
-RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 NOBODY = 65534
 WATCH_SECONDS = 0.1
 REPORT_BYTES = 4096
@@ -137,7 +136,7 @@ class Sandbox:
                         "-X",
                         "utf8",
                         "-c",
-                        RUNNER,
+                        runner_source(),
                         str(job_read),
                         str(report_write),
                     ],
@@ -205,6 +204,12 @@ def _contained_command(scratch: int, paths: tuple[str, ...]) -> list[str]:
         command += ["--dev-bind", device, device]
     command += ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
     return [*command, "--", str(tree.python)]
+
+
+@cache
+def runner_source() -> str:
+    """The text of the first program inside."""
+    return Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 
 
 @cache

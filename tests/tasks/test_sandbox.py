@@ -1,0 +1,179 @@
+"""The sandbox on honest programs, its limits, and its refusal to work without containment."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from tad.errors import TadError
+from tad.tasks.sandbox import Job, Limits, Sandbox, box, runner_source
+
+
+def test_a_program_that_passes_its_tests_passes(sandbox: Sandbox) -> None:
+    outcome = sandbox.run("def f(x):\n    return x + 1", "assert f(1) == 2")
+    assert outcome.passed
+    assert outcome.reason == "passed"
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "reason"),
+    [
+        ("def f(): return 1", "assert f() == 2, 'two'", "tests: AssertionError: two"),
+        ("def f(): return 1", "g()", "tests: NameError: name 'g' is not defined"),
+        ("1 / 0", "", "program: ZeroDivisionError: division by zero"),
+        ("def f(:", "", "program: SyntaxError"),
+        ("def f(): return f()", "f()", "tests: RecursionError"),
+    ],
+)
+def test_a_program_that_fails_says_where_and_why(
+    sandbox: Sandbox, program: str, tests: str, reason: str
+) -> None:
+    outcome = sandbox.run(program, tests)
+    assert not outcome.passed
+    assert outcome.reason.startswith(reason)
+
+
+def test_tests_can_import_the_program_as_a_module(sandbox: Sandbox) -> None:
+    tests = "from solution import f\ndef test_f():\n    assert f() == 1\ndef test_g():\n    assert f() < {}"
+    assert sandbox.run("def f(): return 1", tests.format(2), as_module=True).passed
+    assert sandbox.run("def f(): return 1", tests.format(1), as_module=True).reason == "tests: AssertionError"
+
+
+def test_tests_that_test_nothing_do_not_pass(sandbox: Sandbox) -> None:
+    assert (
+        sandbox.run("def f(): return 1", "import solution", as_module=True).reason
+        == "tests: nothing is tested"
+    )
+
+
+def test_the_standard_library_is_there_and_scratch_space_is_writable(sandbox: Sandbox) -> None:
+    program = (
+        "import collections, ctypes, decimal, hashlib, json, math, random, re, sqlite3, ssl, tempfile, threading, typing\n"
+        "with tempfile.TemporaryFile() as file: file.write(b'x')\nopen('here', 'w').write('y')"
+    )
+    outcome = sandbox.run(program, "assert open('/tmp/here').read() == 'y'")
+    assert outcome.passed, outcome
+
+
+def test_installed_packages_are_hidden_unless_asked_for(sandbox: Sandbox) -> None:
+    assert sandbox.run("import pytest").reason.startswith("program: ModuleNotFoundError")
+    assert Sandbox(packages=True).run("import pytest").passed
+
+
+def test_nothing_survives_from_one_program_to_the_next(sandbox: Sandbox) -> None:
+    assert sandbox.run("open('/tmp/left', 'w').write('x')").passed
+    assert sandbox.run("import os", "assert os.listdir('/tmp') == []").passed
+
+
+def test_a_large_program_arrives_whole(sandbox: Sandbox) -> None:
+    program = f"text = {'x' * 500_000!r}"
+    assert sandbox.run(program, "assert len(text) == 500_000").passed
+
+
+def test_what_a_program_prints_is_kept_but_decides_nothing(sandbox: Sandbox) -> None:
+    outcome = sandbox.run("print('hello')", "assert False")
+    assert not outcome.passed
+    assert outcome.output == "hello\n"
+
+
+def test_a_program_that_waits_is_ended_by_the_clock() -> None:
+    started = time.monotonic()
+    outcome = Sandbox(Limits(seconds=1.0)).run("import time\ntime.sleep(60)")
+    assert outcome.reason == "time limit"
+    assert time.monotonic() - started < 10
+
+
+def test_limits_never_exceed_the_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hard limit below the wanted one must not make an honest program fail."""
+    namespace: dict[str, object] = {"__name__": "runner"}
+    exec(runner_source().removesuffix("main()\n"), namespace)
+    set_to: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1000, 1000))
+    monkeypatch.setattr(resource, "setrlimit", set_to.__setitem__)
+    limits = {"cpu_seconds": 5000, "memory": 1 << 30, "processes": 10, "file_size": None}
+    namespace["set_limits"](limits)  # type: ignore[operator]
+    assert set_to[resource.RLIMIT_AS] == (1000, 1000)
+    assert set_to[resource.RLIMIT_NPROC] == (10, 10)
+    assert set_to[resource.RLIMIT_CPU] == (999, 1000)
+    assert resource.RLIMIT_FSIZE not in set_to
+
+
+def test_without_bubblewrap_it_refuses_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: None)
+    box._contained_command.cache_clear()
+    with pytest.raises(
+        TadError, match=r"bubblewrap \(bwrap\) is missing; install bubblewrap .* --unsafe-no-sandbox"
+    ):
+        Sandbox().run("x = 1")
+
+
+def test_where_bubblewrap_is_not_permitted_it_refuses_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    refusing = tmp_path / "bwrap"
+    refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    for path in (refusing, tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(0o755)
+    request.addfinalizer(lambda: tmp_path.parent.parent.chmod(0o700))
+    monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: str(refusing))
+    box._contained_command.cache_clear()
+    request.addfinalizer(box._contained_command.cache_clear)
+    with pytest.raises(
+        TadError, match=r"does not work here .*No permissions to create new namespace.*--unsafe-no-sandbox"
+    ):
+        Sandbox().run("x = 1")
+
+
+def test_a_bubblewrap_that_contains_nothing_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Drop everything up to the interpreter and run that: the first check must notice."""
+    careless = tmp_path / "bwrap"
+    careless.write_text('#!/bin/sh\nwhile [ "$1" != "--" ]; do shift; done\nshift\nexec "$@"\n')
+    for path in (careless, tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(0o755)
+    request.addfinalizer(lambda: tmp_path.parent.parent.chmod(0o700))
+    monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: str(careless))
+    monkeypatch.setattr(box.os, "getuid", lambda: 1)
+    box._contained_command.cache_clear()
+    request.addfinalizer(box._contained_command.cache_clear)
+    with pytest.raises(TadError, match="the code sandbox does not work here"):
+        Sandbox().run("x = 1")
+
+
+def test_only_the_explicit_flag_runs_without_containment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: None)
+    outcome = Sandbox(contained=False).run("import os", "assert os.path.exists('/proc')")
+    assert outcome.passed
+
+
+def test_a_batch_keeps_its_order_and_reports_progress(sandbox: Sandbox) -> None:
+    done: list[int] = []
+    jobs = [Job(f"x = {number}", f"assert x % 3 == {number % 2}") for number in range(12)]
+    outcomes = sandbox.run_many(jobs, workers=2, progress=done.append)
+    assert [outcome.passed for outcome in outcomes] == [number % 3 == number % 2 for number in range(12)]
+    assert sum(done) == 12
+
+
+def test_no_descriptors_are_left_open(sandbox: Sandbox) -> None:
+    sandbox.run("x = 1")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        sandbox.run("x = 1")
+        sandbox.run("import os; os._exit(1)")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_program_costs_tens_of_milliseconds(sandbox: Sandbox) -> None:
+    """CPU time, so that a busy machine does not decide: well below 200 ms for a program that does nothing."""
+    sandbox.run("x = 1")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(10):
+        assert sandbox.run("x = 1").passed
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used / 10 < 0.2
