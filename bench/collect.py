@@ -1,0 +1,205 @@
+"""Collecting trajectories: the released way beside ours, in one run on one machine.
+
+    python bench/collect.py --out runs/collect.json                       # LLaDA-8B shape, random weights, on CUDA
+    python bench/collect.py --model DIR --task nano-word --examples 32    # a small real model, on the CPU
+
+The released way, written anew here: one row at a time, the whole canvas through the model and the head at every
+step, scores of every position, all steps to the end. Ours: batches, the head on the current block; then with the dual
+cache (approximate; agreement is printed); with a real model also with stopping at the end of the answer. Times are per
+row and step. Random weights never end a row, so stopping shows only with a real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tad.models import LM, SpecialTokens, load
+from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
+from tad.trajectories.collect import agreement, roll_out_cached
+from tad.trajectories.rollout import Pace, roll_out
+
+BLOCK = 32
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="llada-8b", choices=list(SHAPES))
+    parser.add_argument("--model", help="a checkpoint instead of a shape")
+    parser.add_argument("--task", default="nano-word", help="where a checkpoint's prompts come from")
+    parser.add_argument("--examples", type=int, default=32, help="prompts of the task")
+    parser.add_argument("--inputs", type=int, default=600, help="tokens of a row, for a shape")
+    parser.add_argument("--length", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--cached-batch", type=int, default=64)
+    parser.add_argument("--released-rows", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="also exact with the model compiled")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lm, prompts = from_checkpoint(options) if options.model else from_shape(options, device)
+    report = measure(lm, prompts, options, device)
+    print(as_markdown(report))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def from_shape(options: argparse.Namespace, device: torch.device) -> tuple[LM, list[list[int]]]:
+    config = shape_config(options.shape)
+    model = build(config, device, torch.bfloat16)
+    tokens = SpecialTokens(mask=config.mask_token_id, eos=config.eos_token_id, pad=config.pad_token_id)
+    generator = torch.Generator().manual_seed(0)
+    size = (max(options.batch, options.cached_batch), options.inputs - options.length)
+    prompts = torch.randint(0, 100_000, size, generator=generator).tolist()
+    return LM(model, family_of_config(config), tokens, source=options.shape), prompts
+
+
+def from_checkpoint(options: argparse.Namespace) -> tuple[LM, list[list[int]]]:
+    from tad.tasks import get_task
+    from tad.trajectories.privileged import privileged_ids
+
+    lm = load(options.model)
+    task = get_task(options.task)
+    examples = task.examples("train")[: options.examples]
+    return lm, [privileged_ids(lm, task, example, task.reference(example)) for example in examples]
+
+
+@torch.no_grad()
+def released_way(lm: LM, prompt: list[int], length: int) -> list[int]:
+    """One row, full forward, full head, scores of every position in the logits' dtype, one reveal per step."""
+    device, mask = lm.device, lm.tokens.mask
+    start = len(prompt)
+    x = torch.tensor([[*prompt, *[mask] * length]], device=device)
+    for low in range(start, start + length, BLOCK):
+        for _ in range(BLOCK):
+            logits = lm.model(x).logits
+            if lm.family.shift:
+                logits = torch.cat((logits[:, :1], logits[:, :-1]), dim=1)
+            # The public sampler adds (zero) Gumbel noise in fp64 before its argmax, over all positions.
+            proposal = logits.to(torch.float64).argmax(-1)
+            sure = logits.softmax(-1).gather(-1, proposal[..., None])[..., 0]
+            sure = torch.where(x == mask, sure, -torch.inf)
+            sure[:, low + BLOCK :] = -torch.inf
+            x[0, sure.topk(1).indices[0]] = proposal[0, sure.topk(1).indices[0]]
+    return x[0, start:].tolist()
+
+
+def measure(
+    lm: LM, prompts: list[list[int]], options: argparse.Namespace, device: torch.device
+) -> dict[str, Any]:
+    length, pace = options.length, Pace(block=BLOCK, stop_at_end=False)
+    mean_inputs = statistics.mean(len(prompt) for prompt in prompts) + length
+    flops = forward_cost(lm.model.shape, round(mean_inputs), lm.dtype).flops
+    rows: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, batch: int, seconds: float, steps: int, **more: Any) -> None:
+        rows[name] = {"batch": batch, "ms_per_row_and_step": 1e3 * seconds / steps, **more}
+
+    some = prompts[: options.released_rows]
+    seconds, _ = timed(lambda: [released_way(lm, prompt, length) for prompt in some], device)
+    add("released way", 1, seconds, len(some) * length)
+    batch = prompts[: options.batch]
+    seconds, exact = timed(lambda: roll_out(lm, batch, batch, length, pace), device)
+    add("exact", len(batch), seconds, len(batch) * length)
+    if options.compile:
+        lm.model.compile(dynamic=False)
+        began = time.perf_counter()
+        seconds, compiled = timed(lambda: roll_out(lm, batch, batch, length, pace), device)
+        whole = time.perf_counter() - began
+        same = agreement(exact, compiled)
+        add("exact, compiled", len(batch), seconds, len(batch) * length, agreement=same, with_compile_s=whole)
+        lm.model._compiled_call_impl = None
+    wide = prompts[: options.cached_batch]
+    seeds = [0] * len(wide)
+    seconds, cached = timed(lambda: roll_out_cached(lm, wide, length, pace, "dual", seeds), device)
+    add(
+        "dual cache", len(wide), seconds, len(wide) * length, agreement=agreement(exact, cached[: len(batch)])
+    )
+    if options.model:
+        stop = Pace(block=BLOCK)
+        for name, run in (
+            ("exact, stops at the end", lambda: roll_out(lm, batch, batch, length, stop)),
+            ("dual cache, stops at the end", lambda: roll_out_cached(lm, batch, length, stop, "dual", seeds)),
+        ):
+            seconds, _ = timed(run, device)
+            # Per step of the released way: that is what stopping saves.
+            add(name, len(batch), seconds, len(batch) * length)
+    base = rows["released way"]["ms_per_row_and_step"]
+    peak = peak_flops(device, lm.dtype)
+    for row in rows.values():
+        row["times_faster"] = base / row["ms_per_row_and_step"]
+    exact_share = flops / (rows["exact"]["ms_per_row_and_step"] * 1e-3) / peak if peak else None
+    return {
+        "model": options.model or options.shape,
+        "device": torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"cpu, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "mean_inputs": mean_inputs,
+        "length": length,
+        "matmul_flops": peak,
+        "exact_share_of_roofline": exact_share,
+        "rows": rows,
+    }
+
+
+def timed(call: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    """Seconds of the second of two runs."""
+    result = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    result = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, result
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """A large matrix product's rate, measured here; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    a, b = (torch.randn(8192, 8192, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(10):
+        a @ b
+    end.record()
+    end.synchronize()
+    return 10 * 2 * 8192**3 / (start.elapsed_time(end) * 1e-3)
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    head = f"{report['model']}, {report['mean_inputs']:.0f} input tokens, {report['length']} steps, {report['device']}"
+    lines = [
+        head,
+        "",
+        "| way | batch | ms per row and step | times faster | same tokens / steps as exact |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in report["rows"].items():
+        same = row.get("agreement")
+        close = f"{same['tokens']:.3f} / {same['steps']:.3f}" if same else ""
+        lines.append(
+            f"| {name} | {row['batch']} | {row['ms_per_row_and_step']:.2f} | {row['times_faster']:.2f} | {close} |"
+        )
+    if report["exact_share_of_roofline"]:
+        lines.append(f"\nexact: {100 * report['exact_share_of_roofline']:.0f} % of the measured matrix rate")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
