@@ -8,6 +8,7 @@ from tiny_checkpoints import tiny_model
 from torch import Tensor
 
 from tad.models import AttentionRule, MaskedDiffusionModel
+from tad.models.transformer import RMSNorm, rotary_table, rotate
 
 FAMILIES = ("llada", "dream")
 IDS = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -132,6 +133,36 @@ def test_the_cached_forward_compiles_without_graph_breaks(
             )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+def test_llada_rotates_in_fp32_and_dream_in_the_models_dtype() -> None:
+    """Golden data is fp32, where both are the same; the released models run in bf16, where they are not."""
+    x = torch.randn(1, 4, 24, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    frequencies = {}
+    for family in FAMILIES:
+        shape = tiny_model(family).shape
+        cos, sin = rotary_table(torch.arange(24)[None], shape, torch.bfloat16)
+        frequencies[family] = cos.dtype
+        first, second = x.to(cos.dtype).chunk(2, dim=-1)
+        angles = torch.arange(24.0)[:, None] / shape.theta ** (torch.arange(0, 16, 2) / 16)
+        c, s = angles.cos().to(cos.dtype), angles.sin().to(cos.dtype)
+        wanted = torch.cat((first * c - second * s, second * c + first * s), dim=-1).bfloat16()
+        assert torch.equal(rotate(x, cos, sin), wanted)
+    assert frequencies == {"llada": torch.float32, "dream": torch.bfloat16}
+
+
+def test_the_norm_rounds_before_it_scales() -> None:
+    generator = torch.Generator().manual_seed(0)
+    norm = RMSNorm(64, 1e-5).bfloat16()
+    norm.weight.data = torch.rand(64, generator=generator).bfloat16() + 0.5
+    x = torch.randn(8, 64, generator=generator).bfloat16()
+    wide = x.float()
+    normed = (wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()).bfloat16()
+    assert (norm(x) == norm.weight * normed).float().mean() > 0.99  # sqrt and rsqrt may round apart
+    rounded_once = (
+        norm.weight.float() * wide * wide.pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()
+    ).bfloat16()
+    assert (norm(x) == rounded_once).float().mean() < 0.9
 
 
 def test_left_to_right_generation_is_refused(model: MaskedDiffusionModel) -> None:
