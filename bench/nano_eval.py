@@ -31,7 +31,8 @@ DECAY_AT = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
 def decode_all(model: Path, out: Path, count: int, batch_size: int, device: str | None, split: str) -> None:
     """Write one line per text, and the confidence-decay curve of the privileged rollouts."""
     out.mkdir(parents=True, exist_ok=True)
-    lm = tad.load(model, device=device)
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    lm = tad.load(model, device=device, dtype="float32" if on_cpu else None)  # CPUs are slow in bf16
     rollouts: list[tuple[list[int], Decoded]] = []
     facts: dict[str, Any] = {"count": count, "split": split, "gen_length": GEN_LENGTH, **describe_machine()}
     started = time.monotonic()

@@ -20,7 +20,7 @@ def pretrain(
     out: Path = typer.Option(None, help="Directory of the run (default: runs/NAME)."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the newest checkpoint in the directory."),
     max_minutes: float = typer.Option(
-        None, help="Plan the run to end, fully decayed, after this many minutes."
+        None, help="Plan the run to end, fully decayed, after this many minutes of this call."
     ),
     pause_after: float = typer.Option(None, help="Save and stop after this many minutes; resume later."),
 ) -> None:

@@ -106,10 +106,10 @@ class MuonAdam(torch.optim.Optimizer):
         targets = [self.state[p].get("master", p) for p in params]
         torch._foreach_mul_(targets, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(targets, updates, alpha=-group["lr"] * scale)
-        for p, target in zip(params, targets, strict=True):
+        if targets[0] is not params[0]:
+            torch._foreach_copy_(params, targets)
+        for p in params:
             self.state[p]["step"] += 1
-            if target is not p:
-                p.copy_(target)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore exactly: the base class would cast the fp32 state to the weights' dtype."""

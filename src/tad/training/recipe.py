@@ -90,7 +90,7 @@ class PretrainRecipe(Recipe):
     optimization: OptimizationSection
     seed: int = 0
     compile: bool | None = None
-    """torch.compile the loss; default: on a GPU."""
+    """torch.compile the layers; default: on a GPU."""
     log_every: Positive = 50
     save_every: Positive = 2000
     keep: Positive = 2

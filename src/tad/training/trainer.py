@@ -109,18 +109,20 @@ class Minutes(TrainerCallback):
     def __init__(self, plan: RatePlan, budget: float | None = None, pause: float | None = None) -> None:
         self.plan, self.budget, self.pause = plan, budget, pause
         self.began = time.monotonic()
-        self.steady: tuple[int, float] | None = None  # step and time after compilation
+        self.steady: tuple[int, float] | None = None  # step and time from which speed is measured
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **unused: Any) -> None:
         now, step = time.monotonic(), state.global_step
         minutes = (now - self.began) / 60
-        if self.steady is None and minutes * 60 > min(20.0, 6 * (self.budget or 0)):  # a tenth of a short budget
+        if self.steady is None and minutes >= (self.budget or 0) / 4:
             self.steady = (step, now)
         if self.plan.open_end and self.budget and self.steady and step > self.steady[0]:
             decay_minutes = self.budget * self.plan.decay
             if minutes >= self.budget - decay_minutes:
                 rate = (step - self.steady[0]) / (now - self.steady[1])
                 self.plan.decide(step, int(rate * (self.budget - minutes) * 60))
+        if self.budget and minutes > self.budget * 1.04:
+            self.plan.decide(step - 1, 1)  # slower than planned: end a little above a rate of zero
         if step >= self.plan.total:
             control.should_training_stop = True
         elif self.pause and minutes >= self.pause:
