@@ -37,7 +37,7 @@ def test_every_kind_of_answer_is_graded(tmp_path: Path, sandbox: Sandbox) -> Non
     ]
     right = [
         "so 12",
-        r"\boxed{0.5}",
+        r"\boxed{1/\sqrt{2}}",
         "evelyn  smith",
         "```python\ndef f(x): return x + 1\n```",
         "def g(): return 1",

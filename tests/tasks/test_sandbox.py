@@ -169,11 +169,5 @@ def test_no_descriptors_are_left_open(sandbox: Sandbox) -> None:
 
 
 def test_a_program_costs_tens_of_milliseconds(sandbox: Sandbox) -> None:
-    """CPU time, so that a busy machine does not decide: well below 200 ms for a program that does nothing."""
-    sandbox.run("x = 1")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for _ in range(10):
-        assert sandbox.run("x = 1").passed
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used / 10 < 0.2
+    """The fastest of ten, so that a busy machine does not decide."""
+    assert min(sandbox.run("x = 1").seconds for _ in range(10)) < 0.15
