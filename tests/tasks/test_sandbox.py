@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tad.errors import TadError
-from tad.tasks.sandbox import Job, Limits, Sandbox, box, runner_source
+from tad.tasks.sandbox import Job, Limits, Sandbox, box, runner_source, tree
 
 
 def test_a_program_that_passes_its_tests_passes(sandbox: Sandbox) -> None:
@@ -171,3 +171,39 @@ def test_no_descriptors_are_left_open(sandbox: Sandbox) -> None:
 def test_a_program_costs_tens_of_milliseconds(sandbox: Sandbox) -> None:
     """The fastest of ten, so that a busy machine does not decide."""
     assert min(sandbox.run("x = 1").seconds for _ in range(10)) < 0.15
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small stand-in for a standard library, to be staged below a directory of its own."""
+    library = tmp_path / "python3"
+    (library / "site-packages").mkdir(parents=True)
+    (library / "site-packages" / "private.py").write_text("secret = 1")
+    (library / "json.py").write_text("x = 1")
+    (tmp_path / "staging").mkdir()
+    monkeypatch.setattr(tree, "STAGING", tmp_path / "staging")
+    return library
+
+
+def test_an_interpreter_out_of_reach_is_copied_once_without_its_packages(library: Path) -> None:
+    copy = tree._stage([library])[library]
+    assert [path.name for path in copy.iterdir()] == ["json.py"]
+    assert not (copy.parent.stat().st_mode & 0o022)
+    (copy / "json.py").write_text("x = 2")
+    assert (tree._stage([library])[library] / "json.py").read_text() == "x = 2"
+    assert len(list(tree.STAGING.iterdir())) == 1
+
+
+def test_a_copy_that_others_can_write_is_refused(library: Path) -> None:
+    home = tree._stage([library])[library].parent
+    home.chmod(0o777)
+    with pytest.raises(TadError, match=rf"{home}: is not ours alone to write; remove it"):
+        tree._stage([library])
+
+
+def test_a_path_below_a_closed_directory_is_not_public(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "file").write_text("x")
+    assert not tree._is_public(closed / "file")
+    assert tree._is_public(Path("/usr/bin/env"))

@@ -59,7 +59,7 @@ def interpreter_tree(unprivileged: bool) -> Tree:
     shared = _shared_libraries([python, *sorted((library / "lib-dynload").glob("*.so"))])
     paths = [python, library, *(_mountable(path) for path in shared)]
     own = [path for path in dict.fromkeys(paths) if unprivileged and not _is_public(path)]
-    staged = _stage(own, library) if own else {}
+    staged = _stage(own) if own else {}
     mounts = tuple(Mount(staged.get(path, path), path) for path in dict.fromkeys(paths))
     hidden = tuple(path for name in _LEFT_OUT[:2] if (path := library / name).is_dir())
     return Tree(python, mounts, hidden if library not in staged else ())
@@ -103,7 +103,7 @@ def _is_public(path: Path) -> bool:
     return parents and bool(path.stat().st_mode & stat.S_IROTH)
 
 
-def _stage(paths: list[Path], library: Path) -> dict[Path, Path]:
+def _stage(paths: list[Path]) -> dict[Path, Path]:
     """Copy files and the standard library below STAGING, once per version of them."""
     marks = "".join(f"{path}:{path.stat().st_mtime_ns}:{path.stat().st_size}" for path in paths)
     home = STAGING / f"tad-python-{hashlib.sha256(marks.encode()).hexdigest()[:16]}"
