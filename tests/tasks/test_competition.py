@@ -259,7 +259,7 @@ def negate(answer: str) -> str:
 
 
 # (example, wrong answer) pairs that are accepted, and why. Found by the full run below; nothing else is.
-SAME_AFTER_ALL = re.compile(r"(?<![\d.])-?0(?![\d.])")
+MINUS_ZERO = re.compile(r"-0(?![\d.])")
 KNOWN_FALSE_ACCEPTS = {
     ("math/test/4159", "7"): "7% and 7 are taken for the same",
     ("math/test/526", r"440\text{ cm}^3"): "units are not compared",
@@ -287,9 +287,7 @@ def grade_against_itself(task: Math, examples: list[Example]) -> tuple[list[str]
         if answer is None:
             rejects += [] if verdict.correct else [each.id]
         elif verdict.correct:
-            same = normalize(answer) == normalize(each.answer)
-            zero = answer == negate(each.answer) and SAME_AFTER_ALL.search(each.answer)
-            if same or zero:
+            if normalize(MINUS_ZERO.sub("0", answer)) == normalize(each.answer):
                 equal += 1
             else:
                 accepts.append((each.id, answer))
