@@ -372,3 +372,11 @@ def test_loading_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     tad.load(copy)
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
+
+
+@pytest.mark.parametrize(("name", "family"), [("nano-llada", "llada"), ("nano-dream", "dream")])
+def test_bundled_models_load_by_name(name: str, family: str) -> None:
+    lm = tad.load(name, device="cpu")
+    assert lm.family.name == family
+    assert sum(weight.numel() for weight in lm.model.parameters()) < 4_000_000
+    assert lm.decode(lm.encode("Tom has 3 apples .")[-2:])

@@ -45,8 +45,16 @@ class Stored:
     shape: tuple[int, ...]
 
 
+BUNDLED = Path(__file__).parents[1] / "bundled"
+
+
+def bundled_models() -> list[str]:
+    """The small models that come with this package."""
+    return sorted(path.name for path in BUNDLED.glob("*") if (path / "config.json").is_file())
+
+
 def locate(source: str | Path, revision: str | None = None, weights: bool = True, code: bool = False) -> Path:
-    """The directory of a checkpoint: as given, or downloaded from the Hugging Face hub.
+    """The directory of a checkpoint: as given, bundled with this package, or downloaded from the Hugging Face hub.
 
     Pickled weights are never fetched. `code` also fetches the repository's Python files, which an export copies and
     nothing here runs.
@@ -57,8 +65,11 @@ def locate(source: str | Path, revision: str | None = None, weights: bool = True
     if path.exists():
         raise TadError(f"{source}: is a file; give the directory that holds config.json")
     name = str(source)
+    if name in bundled_models():
+        return BUNDLED / name
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise TadError(f"{source}: no such directory")
+        known = ", ".join(bundled_models())
+        raise TadError(f"{source}: no such directory (bundled models: {known})")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
