@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from dataclasses import asdict
@@ -166,6 +167,12 @@ def window(
     typer.echo("confidence       " + "".join(f"{decay.mean[d - 1]:>7.3f}" for d in marks))
     typer.echo("positions        " + "".join(f"{decay.count[d - 1]:>7d}" for d in marks))
     for name, chosen in report.windows.items():
+        if math.isnan(chosen.crossing):
+            typer.echo(
+                f"{name:8s} window {chosen.window:3d}   (does not fall to {chosen.level} within {chosen.window} steps: "
+                "all of them are near)"
+            )
+            continue
         typer.echo(
             f"{name:8s} window {chosen.window:3d}   (falls to {chosen.level} at {chosen.crossing:.1f}, "
             f"95 % interval {chosen.low:.1f} to {chosen.high:.1f})"

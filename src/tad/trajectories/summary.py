@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,9 @@ def plot_decay(report: WindowReport, stem: Path) -> list[Path]:
         axes.fill_between(distance, decay.low, decay.high, color=colour, alpha=0.18, linewidth=0)
     for name, window in report.windows.items():
         axes.axhline(window.level, color="#777777", linewidth=0.8, linestyle=":")
+        if math.isnan(window.crossing):
+            axes.annotate(f"{name}: not reached", (1, window.level), (6, 4), textcoords="offset points")
+            continue
         axes.axvline(window.window, color="#b51d14", linewidth=1, linestyle="--")
         axes.annotate(
             f"{name}: {window.window}", (window.window, window.level), (6, 8), textcoords="offset points"

@@ -1,0 +1,193 @@
+"""The decay curve and the two windows: hand-made curves, a hand-counted measurement, and the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tad.cli import app
+from tad.errors import TadError
+from tad.models import LM
+from tad.trajectories.partition import state
+from tad.trajectories.rollout import Pace, roll_out
+from tad.trajectories.store import Trajectory
+from tad.trajectories.window import Decay, choose_windows, find_crossing, measure_decay, read_window
+
+LENGTH = 16
+
+
+def trajectories(lm: LM, plain: list[list[int]]) -> list[Trajectory]:
+    rows = []
+    for i, rollout in enumerate(roll_out(lm, plain, plain, LENGTH, Pace(block=8))):
+        rows.append(
+            Trajectory(
+                f"t{i}#0",
+                "toy",
+                f"t{i}",
+                0,
+                None,
+                0,
+                plain[i],
+                plain[i],
+                rollout.tokens,
+                rollout.reveal,
+                rollout.n_real,
+                rollout.teacher,
+                rollout.student,
+                True,
+                "",
+                None,
+                "gold",
+            )
+        )
+    return rows
+
+
+def test_measured_decay_is_the_mean_of_single_forwards(lm: LM, plain: list[list[int]]) -> None:
+    rows = trajectories(lm, plain)
+    decay, filled, _ = measure_decay(lm, rows, states=LENGTH, distances=LENGTH, batch_size=3)
+    sums: dict[tuple[int, bool], list[float]] = {}
+    for row in rows:
+        for step in range(row.n_real):  # as many parts as steps: every state is visited
+            canvas = state(torch.tensor(row.tokens), torch.tensor(row.reveal), step, lm.tokens.mask)
+            with torch.inference_mode():
+                logits = lm.model(torch.tensor([[*row.plain_ids, *canvas.tolist()]])).logits[0].float()
+            first = len(row.plain_ids) - lm.family.shift
+            p = logits[first : first + LENGTH].softmax(-1)
+            for position, reveal in enumerate(row.reveal):
+                if reveal > step:
+                    own = p[position, row.tokens[position]].item()
+                    sums.setdefault((reveal - step, True), []).append(own)
+                    if reveal <= row.n_real:
+                        sums.setdefault((reveal - step, False), []).append(own)
+    for curve, with_filler in ((decay, False), (filled, True)):
+        for d, (mean, count) in enumerate(zip(curve.mean, curve.count, strict=True), 1):
+            assert count == len(sums[d, with_filler])
+            assert mean == pytest.approx(np.mean(sums[d, with_filler]), abs=1e-5)
+
+
+def test_first_distance_is_the_teachers_own_confidence_when_both_prompts_agree(lm: LM, plain) -> None:
+    rows = trajectories(lm, plain)
+    decay, _, _ = measure_decay(lm, rows, states=LENGTH, distances=4)
+    own = [sure for row in rows for sure in row.teacher_confidence if not math.isnan(sure)]
+    assert decay.mean[0] == pytest.approx(np.mean(own), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("curve", "level", "crossing"),
+    [
+        ([0.9, 0.7, 0.5, 0.3], 0.5, 3.0),
+        ([0.9, 0.6, 0.4], 0.5, 2.5),
+        ([0.4, 0.3], 0.5, 0.0),
+        ([0.9, 0.8], 0.5, math.nan),
+        ([], 0.5, math.nan),
+    ],
+)
+def test_crossing_lies_between_whole_distances(curve: list[float], level: float, crossing: float) -> None:
+    found = find_crossing(curve, level)
+    assert found == pytest.approx(crossing) or (math.isnan(found) and math.isnan(crossing))
+
+
+def test_windows_are_the_nearest_whole_distances() -> None:
+    # The curve of a 26M model measured once: it should give 6 and 14.
+    at = {1: 0.89, 2: 0.79, 4: 0.60, 8: 0.36, 12: 0.23, 16: 0.18, 20: 0.14}
+    mean = np.interp(range(1, 21), list(at), list(at.values()))
+    sums = np.stack([np.stack([mean * 10, np.full(20, 10.0)], axis=1)] * 5)
+    curve = Decay(mean.tolist(), mean.tolist(), mean.tolist(), [50] * 20, 5, 40, False)
+    windows = choose_windows(curve, sums)
+    assert windows["quality"].window == 6
+    assert windows["speed"].window == 14
+    assert windows["quality"].low == pytest.approx(windows["quality"].high)
+
+
+def test_recipes_read_numbers_and_measured_windows(tmp_path: Path) -> None:
+    assert read_window(tmp_path, 12) == 12
+    with pytest.raises(TadError, match="has not been measured"):
+        read_window(tmp_path, "quality")
+    (tmp_path / "window.json").write_text(json.dumps({"windows": {"quality": {"window": 8}}}))
+    assert read_window(tmp_path, "quality") == 8
+    with pytest.raises(TadError, match="a number, 'quality' or 'speed'"):
+        read_window(tmp_path, "fast")
+
+
+def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tad.models import load
+    from tad.trajectories.released import import_rows
+    from tad.trajectories.store import TrajectoryStore
+    from tiny_lm import write_checkpoint
+
+    model = write_checkpoint(tmp_path / "model")
+    questions = tmp_path / "q.jsonl"
+    questions.write_text(
+        "".join(json.dumps({"question": "q" * n, "answer": str(n)}) + "\n" for n in (3, 5, 8))
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        json.dumps(
+            {
+                "model": str(model),
+                "tasks": [{"name": "jsonl", "options": {"path": str(questions)}}],
+                "gen_length": 16,
+                "block": 8,
+                "device": "cpu",
+            }
+        )
+    )
+    out = tmp_path / "store"
+    run = CliRunner().invoke
+    made = run(app, ["collect", str(recipe), "--out", str(out), "--keep", "all"])
+    assert made.exit_code == 0, made.output
+    assert "3 trajectories of 3 rollouts" in made.output
+    summary = json.loads(run(app, ["trajectories", str(out), "--json"]).output)
+    assert summary["kept"] == 3
+    shown = run(app, ["trajectories", str(out), "--show", "0", "--model", str(model)])
+    assert shown.exit_code == 0, shown.output
+    assert "steps, then end filler" in shown.output
+    missing = run(app, ["trajectories", str(out), "--show", "nobody"])
+    assert isinstance(missing.exception, TadError)
+    assert "ids look like" in str(missing.exception)
+    measured = run(app, ["window", str(out), "--model", str(model), "--device", "cpu"])
+    assert measured.exit_code == 0, measured.output
+    for name in ("window.json", "window.png", "window.svg"):
+        assert (out / name).stat().st_size > 100
+    exported = tmp_path / "released.jsonl"
+    assert (
+        run(app, ["trajectories", str(out), "--export", str(exported), "--model", str(model)]).exit_code == 0
+    )
+    lm = load(model, device="cpu")
+    for ours, again in zip(TrajectoryStore.open(out).rows(), import_rows(lm, exported), strict=True):
+        assert (again.tokens, again.reveal, again.plain_ids) == (ours.tokens, ours.reveal, ours.plain_ids)
+    other = write_checkpoint(tmp_path / "other", scale=3.0)
+    wrong = run(app, ["window", str(out), "--model", str(other), "--device", "cpu"])
+    assert isinstance(wrong.exception, TadError)
+    assert "use their own model" in str(wrong.exception)
+    again = run(app, ["collect", str(recipe), "--out", str(out), "--keep", "correct"])
+    assert isinstance(again.exception, TadError)
+    assert "recipe.keep is 'all' there and 'correct' here" in str(again.exception)
+
+
+def test_a_released_file_with_a_fault_is_refused_with_its_line(lm: LM, tmp_path: Path) -> None:
+    from tad.trajectories.released import import_rows
+
+    mask = lm.tokens.mask
+    path = tmp_path / "r.jsonl"
+    for states, message in (
+        ({"step0": [1, mask], "step1": [1, 2]}, "not all masks"),
+        ({"step0": [mask, mask], "step1": [1, mask], "step2": [3, 4]}, "changes after its reveal"),
+        ({"step0": [mask, mask], "step1": [1, mask]}, "still has masks"),
+    ):
+        path.write_text('{"summary": 1}\n' + json.dumps({"prompt": "x", "trajectory": states}) + "\n")
+        with pytest.raises(TadError, match=message) as error:
+            list(import_rows(lm, path))
+        assert f"{path}:2" in str(error.value)
+    path.write_text("{\n")
+    with pytest.raises(TadError, match=r"r\.jsonl:1: not valid JSON"):
+        list(import_rows(lm, path))
