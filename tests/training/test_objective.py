@@ -33,6 +33,15 @@ def test_the_expected_weight_of_every_row_is_one_over_the_batch() -> None:
     assert total.mean().item() == pytest.approx(1.0, abs=0.03)
 
 
+def test_a_floor_caps_the_weights_and_changes_nothing_else() -> None:
+    ids, prompt = torch.zeros(40, 30, dtype=torch.long), torch.full((40,), 10)
+    noisy, weight = mask_answers(ids, prompt, MASK, generator())
+    floored_noisy, floored = mask_answers(ids, prompt, MASK, generator(), floor=0.2)
+    assert torch.equal(noisy, floored_noisy)
+    assert torch.allclose(floored, weight.clamp(max=1 / (0.2 * 20 * 40)))
+    assert floored.max() < weight.max()
+
+
 def test_ratios_cover_the_range_and_each_is_uniform() -> None:
     ids, prompt = torch.zeros(100, 2000, dtype=torch.long), torch.zeros(100, dtype=torch.long)
     noisy, _ = mask_answers(ids, prompt, MASK, generator())

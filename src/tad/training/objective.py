@@ -20,11 +20,13 @@ def mask_answers(
     prompt_lengths: Tensor,  # [batch]
     mask_id: int,
     generator: torch.Generator,
+    floor: float = LEAST_RATIO,
 ) -> tuple[Tensor, Tensor]:
     """The noisy rows and the weight of every position, which is zero where nothing was masked.
 
     The ratios of a batch are one uniform draw spread evenly over (0, 1): each is uniform, together they cover the
-    range. Weights sum the loss to (1/batch) sum_rows (1/answer length) sum_masked CE / ratio.
+    range. Weights sum the loss to (1/batch) sum_rows (1/answer length) sum_masked CE / max(ratio, floor). The default is
+    the published loss, whose rare large weights drown the gradient of small batches; a higher floor tames them.
     """
     batch, width = ids.shape
     spread = torch.arange(batch, device=ids.device) / batch
@@ -32,7 +34,7 @@ def mask_answers(
     ratio = ((1 - LEAST_RATIO) * t + LEAST_RATIO)[:, None]
     answer = torch.arange(width, device=ids.device) >= prompt_lengths[:, None]
     masked = answer & (torch.rand(batch, width, generator=generator, device=ids.device) < ratio)
-    weight = masked / (ratio * answer.sum(1, keepdim=True) * batch)
+    weight = masked / (ratio.clamp(min=floor) * answer.sum(1, keepdim=True) * batch)
     return ids.masked_fill(masked, mask_id), weight
 
 

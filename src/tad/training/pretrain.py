@@ -78,7 +78,7 @@ def pretrain(
     log = JsonLog(out / LOG, recipe.optimization.tokens_per_step)
     trainer = StreamTrainer(
         stream,
-        pretraining_objective(family),
+        pretraining_objective(family, recipe.optimization.weight_floor),
         recipe.seed,
         recipe.keep,
         model=model,
@@ -188,13 +188,13 @@ def build_optimizer(model: MaskedDiffusionModel, recipe: PretrainRecipe) -> Muon
     return MuonAdam(matrices, others, section.matrix_lr, section.other_lr, section.weight_decay)
 
 
-def pretraining_objective(family: Family) -> Objective:
+def pretraining_objective(family: Family, floor: float) -> Objective:
     """Masked diffusion on the answers."""
     mask_id = special_ids(family)["mask_token_id"]
 
     def objective(model: Any, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
         ids = batch["ids"].long()
-        noisy, weight = mask_answers(ids, batch["prompt"], mask_id, generator)
+        noisy, weight = mask_answers(ids, batch["prompt"], mask_id, generator, floor)
         return masked_diffusion_loss(model, noisy, ids, weight, family.shift)
 
     return objective

@@ -77,6 +77,8 @@ class OptimizationSection(Recipe):
     warmup: Annotated[int, Field(ge=0)] = 100
     decay: Share = 0.4
     """The share of the run in which the rate falls."""
+    weight_floor: Annotated[float, Field(ge=1e-3, le=1)] = 0.2
+    """Masked tokens weigh 1 / max(ratio, this); 0.001 is the published loss."""
     clip: Annotated[float, Field(ge=0)] = 0.0
     """Largest gradient norm; 0 leaves gradients alone."""
 

@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -214,7 +215,13 @@ class TokenStream(IterableDataset):
                         waiting[number] = pool.submit(make_chunk, self.spec, number)
                 number = self._number(place)
                 if number in waiting:
-                    self.made[number] = waiting.pop(number).result()
+                    try:
+                        self.made[number] = waiting.pop(number).result()
+                    except BrokenProcessPool:
+                        raise TadError(
+                            "a process that generates data was killed (out of memory?); go on with --resume, "
+                            "with fewer data.workers"
+                        ) from None
                 yield self.made[number]
                 place += 1
         finally:

@@ -53,6 +53,10 @@ class StreamTrainer(Trainer):
         self.generator.manual_seed(_mix(self.noise_seed, self.state.global_step, self.args.process_index))
         return self.objective(model, inputs, self.generator)
 
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Only what clipping computed: the library would otherwise take the norm in every step, for the log alone."""
+        return None if grad_norm is None else super()._get_grad_norm(model, grad_norm)
+
     def _get_output_dir(self, trial: Any) -> str:
         return str(Path(self.args.output_dir) / _UNFINISHED)
 
