@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Two processes share the tests; each gets one torch thread so that they do not fight over cores.
 WORKERS ?= 2
+FAMILY  ?= llada
 
 .PHONY: setup demo test test-all lint format clean
 setup: $(VENV)/.installed
@@ -16,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m tad demo
+	@$(BIN)/python -m tad demo --family $(FAMILY)
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"

@@ -77,8 +77,9 @@ def test_export_writes_a_checkpoint(app: typer.Typer, tmp_path: Path) -> None:
 
 
 def test_demo_runs_and_names_what_is_missing(app: typer.Typer) -> None:
-    text = run(app, "demo")
-    assert "logits (1, 24, 256)" in text
+    text = run(app, "demo", "--problems", "2", "--family", "dream")
+    assert "tokens per forward" in text
+    assert "quality window" in text
     assert "Not built yet" in text
 
 

@@ -1,109 +1,147 @@
-"""The tour behind `tad demo`: a tiny model with the real layout, through everything that exists so far.
+"""The tour behind `tad demo`: the method on the bundled 3M-parameter model, as far as the software goes.
 
-It has random weights, so it says nothing about accuracy or speed. `MISSING` is what it cannot show yet.
+Smoke size: a few dozen problems, so its numbers have wide errors and are printed with them. `MISSING` is what it cannot
+show yet.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from tad.models import LM
+    from tad.tasks import Example, Task
+
 MISSING = (
     "distillation: the trajectory losses and the student's trainer",
-    "evaluation: accuracy, tokens per forward and AUP of a model",
+    "evaluation: full benchmark runs, sweeps and AUP",
     "serving: the OpenAI-compatible server",
 )
+TASKS = ("nano-word", "nano-math")
+GEN_LENGTH = 96
+DECODERS = ("one-by-one", "fast-dllm", "tad", "tad-cached")
 
 
-def run() -> None:
-    """Build, describe, run, decode, adapt, export and reload a tiny model of each family."""
+def run(family: str = "llada", problems: int = 8) -> None:
+    """Decode, collect trajectories and measure the window; `problems` of each task."""
     import torch
     from transformers.utils import logging
 
+    from tad.models import load
+    from tad.tasks import get_task
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    torch.manual_seed(0)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="tad-demo-") as scratch:
-        for config in _configs():
-            _tour(config, Path(scratch), torch)
-    typer.echo(f"Done in {time.perf_counter() - started:.1f} s. Not built yet:")
+    lm = load(f"nano-{family}", device="cpu", dtype="float32")
+    size = sum(weight.numel() for weight in lm.model.parameters())
+    typer.echo(
+        f"nano-{family}: {size / 1e6:.1f}M parameters, trained on generated problems, bundled with this package"
+    )
+    typer.echo(f"Smoke size: {problems} problems of each task, so every number below has a wide error.")
+    tasks = [get_task(name, size=problems) for name in TASKS]
+    mix = [(task, example) for task in tasks for example in task.examples("test")]
+    _show_one(lm, *mix[-1])
+    _compare_decoders(lm, mix)
+    _trajectories(lm, problems)
+    typer.echo(f"\nDone in {time.perf_counter() - started:.0f} s. Not built yet:")
     for part in MISSING:
         typer.echo(f"  - {part}")
 
 
-def _tour(config: Any, scratch: Path, torch: Any) -> None:
-    from tad.cli.models import format_info
+@contextmanager
+def _stage(title: str) -> Iterator[None]:
+    typer.echo(f"\n== {title}")
+    began = time.perf_counter()
+    yield
+    typer.echo(f"   ({time.perf_counter() - began:.0f} s)")
+
+
+def _show_one(lm: LM, task: Task, example: Example) -> None:
+    from rich.console import Console
+
+    from tad.cli.canvas import Canvas
+    from tad.generation import generate
+
+    console = Console()
+    with _stage(
+        "One problem, decoded with the multi-block decoder of TAD (colour: violet first, yellow last)"
+    ):
+        question = task.prompt(example).text
+        typer.echo(f"   {question}")
+        canvas = Canvas(GEN_LENGTH, 32, lambda ids: lm.decode(ids), lm.tokens.ends)
+        answer = generate(lm, question, decoder="tad", gen_length=GEN_LENGTH, on_step=canvas.take)
+        canvas.finish(answer.decoded)
+        console.print(canvas.draw(console.width))
+        verdict = task.grade(example, answer.text)
+        typer.echo(f"   {'right' if verdict.correct else 'wrong'}; {answer.tpf:.2f} tokens per forward")
+
+
+def _compare_decoders(lm: LM, mix: list[tuple[Task, Example]]) -> None:
     from tad.decoding import decode
-    from tad.models.export import export
-    from tad.models.info import describe
-    from tad.models.lm import load
-    from tad.models.shapes import build
+    from tad.tasks import Score
 
-    folder = scratch / config.model_type
-    build(config, "cpu", torch.float32).save_pretrained(folder)
-    typer.echo(
-        f"\n== A tiny {config.model_type} with random weights, written as the released checkpoints are =="
-    )
-    typer.echo(format_info(describe(folder, length=32)))
-
-    lm = load(folder, device="cpu")
-    canvas = torch.full((1, 32), lm.tokens.mask)
-    canvas[0, :8] = torch.arange(8)
-    with torch.no_grad():
-        began = time.perf_counter()
-        logits = lm.model(canvas, logits_at=torch.arange(8, 32)).logits
-        took = time.perf_counter() - began
-    typer.echo(
-        f"one forward of 32 tokens, head at 24 masks: logits {tuple(logits.shape)}, {took * 1e3:.1f} ms"
-    )
-
-    for name in ("one-by-one", "tad"):
-        decoded = decode(lm, [canvas[0, :8].tolist()], decoder=name, gen_length=64)[0]
-        typer.echo(f"decoder {name}: a canvas of 64 masks finished in {decoded.forwards} forwards")
-
-    handle = lm.attach(rank=4)
-    for name, weight in lm.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.02)
-    handle.save_pretrained(scratch / "adapter")
-    exported = export(folder, scratch / f"{config.model_type}-merged", adapter=scratch / "adapter")
-    merged = load(exported, device="cpu")
-    with torch.no_grad():
-        difference = (lm.model(canvas).logits - merged.model(canvas).logits).abs().max().item()
-    trainable = handle.get_nb_trainable_parameters()[0]
-    typer.echo(
-        f"adapter with {trainable:,} parameters, merged and exported: logits differ by {difference:.1e}"
-    )
+    with _stage(f"The same {len(mix)} test problems with each decoder (base model, not distilled)"):
+        typer.echo("   decoder          accuracy        tokens per forward   seconds")
+        prompts = [lm.encode(task.prompt(example).text) for task, example in mix]
+        for name in DECODERS:
+            began = time.perf_counter()
+            rows = decode(lm, prompts, name, GEN_LENGTH, batch_size=24)
+            seconds = time.perf_counter() - began
+            score = Score.of(
+                [
+                    task.grade(example, lm.decode(row.answer))
+                    for (task, example), row in zip(mix, rows, strict=True)
+                ]
+            )
+            tpf = sum(len(row.content) for row in rows) / sum(row.forwards for row in rows)
+            typer.echo(
+                f"   {name:15s} {100 * score.accuracy:5.1f} % +- {100 * score.standard_error:4.1f}"
+                f"   {tpf:10.2f}           {seconds:7.1f}"
+            )
 
 
-def _configs() -> list[Any]:
-    from tad.models import DreamConfig, LLaDAConfig
+def _trajectories(lm: LM, problems: int) -> None:
+    from tad.config import parse_recipe
+    from tad.trajectories.recipe import CollectRecipe
+    from tad.trajectories.summary import summarise
+    from tad.trajectories.window import choose_windows, measure_decay
+    from tad.trajectories.workers import collect_here
 
-    tokens = {"mask_token_id": 255, "eos_token_id": 254, "pad_token_id": 254}
-    return [
-        LLaDAConfig(
-            d_model=64,
-            n_layers=2,
-            n_heads=4,
-            n_kv_heads=4,
-            mlp_hidden_size=128,
-            vocab_size=256,
-            embedding_size=256,
-            max_sequence_length=128,
-            **tokens,
-        ),
-        DreamConfig(
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=128,
-            vocab_size=256,
-            max_position_embeddings=128,
-            **tokens,
-        ),
-    ]
+    values: dict[str, Any] = {
+        "model": lm.source,
+        "tasks": [{"name": name, "options": {"size": problems}} for name in TASKS],
+        "gen_length": GEN_LENGTH,
+        "keep": "all",
+        "shard_size": problems,
+        "batch_size": problems,
+    }
+    with tempfile.TemporaryDirectory(prefix="tad-demo-") as scratch:
+        for privileged in (False, True):
+            shown = "with the reference in the prompt" if privileged else "without the reference"
+            with _stage(f"The teacher decodes one token per step, {shown}"):
+                recipe = parse_recipe(CollectRecipe, {**values, "privileged": privileged})
+                store = collect_here(recipe, Path(scratch) / str(privileged), lm)
+                summary = summarise(store)
+                typer.echo(
+                    f"   {summary.correct} of {summary.attempted} correct; mean length {summary.mean_length:.0f} steps; "
+                    f"mean confidence {summary.mean_confidence:.3f}; {summary.bytes_per_row:.0f} bytes a trajectory"
+                )
+        with _stage(
+            "How the student's confidence in the teacher's tokens decays with the steps until their reveal"
+        ):
+            decay, _, sums = measure_decay(lm, list(store.rows()), states=4, batch_size=24)
+            marks = [d for d in (1, 2, 4, 8, 16, 32, 48) if d <= len(decay.mean)]
+            typer.echo("   steps       " + "".join(f"{d:>7d}" for d in marks))
+            typer.echo("   confidence  " + "".join(f"{decay.mean[d - 1]:>7.2f}" for d in marks))
+            for name, window in choose_windows(decay, sums).items():
+                reached = "" if window.crossing == window.crossing else f" (never falls to {window.level})"
+                typer.echo(f"   {name} window: {window.window}{reached}")

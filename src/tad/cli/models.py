@@ -110,8 +110,13 @@ def export(
     typer.echo(f"wrote {target}")
 
 
-def demo() -> None:
-    """A tour on this machine, in about a minute, with nothing to download."""
+def demo(
+    family: Annotated[str, typer.Option(help="llada or dream.")] = "llada",
+    problems: Annotated[int, typer.Option(min=2, help="Problems of each task.")] = 8,
+) -> None:
+    """The method on the bundled small model, as far as it is built: a few minutes, with nothing to download."""
     from tad.cli.demo import run
 
-    run()
+    if family not in ("llada", "dream"):
+        raise TadError(f"family '{family}' is not known; use llada or dream")
+    run(family, problems)
