@@ -207,3 +207,15 @@ def test_a_path_below_a_closed_directory_is_not_public(tmp_path: Path) -> None:
     (closed / "file").write_text("x")
     assert not tree._is_public(closed / "file")
     assert tree._is_public(Path("/usr/bin/env"))
+
+
+def test_packages_that_lie_under_tmp_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "lonely.py").write_text("value = 7")
+    for folder in (packages, *packages.parents):  # the program runs as nobody
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    monkeypatch.syspath_prepend(str(packages))
+    assert str(packages).startswith("/tmp/") or pytest.skip("temporary files are not under /tmp here")
+    assert Sandbox(packages=True).run("import lonely; assert lonely.value == 7").passed

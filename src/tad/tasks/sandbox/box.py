@@ -198,6 +198,8 @@ def _contained_command(scratch: int, paths: tuple[str, ...]) -> list[str]:
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
     if "--disable-userns" in _bwrap_help(bwrap):
         command += ["--disable-userns"]
+    # The scratch first: what is bound below may itself lie under /tmp, and must not be covered.
+    command += ["--size", str(scratch), "--tmpfs", "/tmp"]
     for mount in tree.mounts:
         command += ["--ro-bind", str(mount.source), str(mount.target)]
     for path in tree.hidden:
@@ -206,7 +208,7 @@ def _contained_command(scratch: int, paths: tuple[str, ...]) -> list[str]:
         command += ["--ro-bind", packages, packages]
     for device in DEVICES:
         command += ["--dev-bind", device, device]
-    command += ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+    command += ["--chdir", "/tmp", "--remount-ro", "/"]
     return [*command, "--", str(tree.python)]
 
 
