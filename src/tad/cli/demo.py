@@ -29,7 +29,7 @@ GEN_LENGTH = 96
 DECODERS = ("one-by-one", "fast-dllm", "tad", "tad-cached")
 
 
-def run(family: str = "llada", problems: int = 8) -> None:
+def run(family: str = "llada", problems: int = 16) -> None:
     """Decode, collect trajectories and measure the window; `problems` of each task."""
     import torch
     from transformers.utils import logging

@@ -112,7 +112,7 @@ def export(
 
 def demo(
     family: Annotated[str, typer.Option(help="llada or dream.")] = "llada",
-    problems: Annotated[int, typer.Option(min=2, help="Problems of each task.")] = 8,
+    problems: Annotated[int, typer.Option(min=2, help="Problems of each task.")] = 16,
 ) -> None:
     """The method on the bundled small model, as far as it is built: a few minutes, with nothing to download."""
     from tad.cli.demo import run
