@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tad.decoding.canvas import lay_out
 from tad.decoding.decoders import Decoder
 from tad.decoding.proposal import Proposal, propose
 from tad.decoding.rule import Candidates, Credit, force_progress
@@ -121,21 +122,17 @@ class _Batch:
     ) -> None:
         self.model, self.decoder, self.tokens, self.shift = model, decoder, tokens, shift
         self.length, self.on_step = length, on_step
-        self.prompt = max(len(prompt) for prompt in prompts)
-        self.columns = self.prompt + length
-        self.device = device = model.device
         rows = len(prompts)
-        canvas = torch.full((rows, self.columns), tokens.mask, dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            canvas[row, : self.prompt] = tokens.pad
-            canvas[row, self.prompt - len(prompt) : self.prompt] = torch.tensor(prompt, dtype=torch.int64)
-        pad = [self.prompt - len(prompt) for prompt in prompts]
-        self.padded = any(pad)
+        canvas, pad = lay_out(prompts, length, tokens)
+        self.columns = canvas.shape[1]
+        self.prompt = self.columns - length
+        self.padded = bool(pad.any())
+        self.device = device = model.device
         stores = decoder.cache.stores
         shape = model.shape
         self.rows = _Rows(
             canvas=canvas.to(device),
-            pad=torch.tensor(pad, device=device),
+            pad=pad.to(device),
             seed=torch.tensor(seeds, dtype=torch.int64, device=device),
             origin=torch.arange(rows, device=device),
             steps=torch.zeros(rows, length, dtype=torch.int64, device=device),

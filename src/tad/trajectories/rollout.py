@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tad.decoding.canvas import lay_out
 from tad.decoding.noise import uniform
 from tad.decoding.proposal import Sampling, propose
 from tad.decoding.rule import first_best
@@ -121,11 +122,13 @@ class _Rollouts:
         given = torch.zeros(rows, length, dtype=torch.int64)
         for row, tokens in enumerate(references or []):
             given[row] = torch.tensor([*tokens[:length], *[lm.tokens.eos] * (length - len(tokens))])
+        teacher, teacher_pad = self._canvas(privileged, self.uses_teacher)
+        student_canvas, student_pad = self._canvas(plain, self.uses_student)
         self.rows = _Rows(
-            teacher=self._canvas(privileged, self.uses_teacher),
-            student=self._canvas(plain, self.uses_student),
-            teacher_pad=torch.tensor([self.prompt - len(p) for p in privileged], device=device),
-            student_pad=torch.tensor([self.prompt - len(p) for p in plain], device=device),
+            teacher=teacher,
+            student=student_canvas,
+            teacher_pad=teacher_pad,
+            student_pad=student_pad,
             origin=torch.arange(rows, device=device),
             seed=torch.tensor(list(seeds or [0] * rows), dtype=torch.int64, device=device),
             reveal=zeros.long(),
@@ -137,15 +140,15 @@ class _Rollouts:
         self.written = torch.full((rows, length), lm.tokens.mask, device=device)
         self.done: list[Rollout | None] = [None] * rows
 
-    def _canvas(self, prompts: Sequence[Sequence[int]], used: bool) -> Tensor:
-        tokens = self.lm.tokens
+    def _canvas(self, prompts: Sequence[Sequence[int]], used: bool) -> tuple[Tensor, Tensor]:
+        """A side's canvas and padding; nothing where that side does not run."""
+        lm = self.lm
         if not used:
-            return torch.zeros(len(prompts), 0, dtype=torch.int64, device=self.lm.device)
-        canvas = torch.full((len(prompts), self.prompt + self.length), tokens.mask, dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            canvas[row, : self.prompt] = tokens.pad
-            canvas[row, self.prompt - len(prompt) : self.prompt] = torch.tensor(list(prompt))
-        return canvas.to(self.lm.device)
+            return torch.zeros(len(prompts), 0, dtype=torch.int64, device=lm.device), torch.zeros(
+                len(prompts), dtype=torch.int64, device=lm.device
+            )
+        canvas, pad = lay_out(prompts, self.length, lm.tokens, self.prompt)
+        return canvas.to(lm.device), pad.to(lm.device)
 
     @torch.inference_mode()
     def run(self) -> list[Rollout]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tad.decoding.canvas import lay_out
 from tad.errors import TadError
 from tad.models import LM, AttentionRule
 from tad.trajectories.partition import masked, state
@@ -106,19 +107,14 @@ def measure_decay(
 @torch.inference_mode()
 def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list[np.ndarray]:
     """The student's probability of every position's token in the given states: [length] each."""
-    tokens = lm.tokens
-    prompt = max(len(trajectory.plain_ids) for trajectory, _ in items)
     length = len(items[0][0].tokens)
-    canvas = torch.full((len(items), prompt + length), tokens.pad, dtype=torch.int64)
+    canvas, pad = lay_out([trajectory.plain_ids for trajectory, _ in items], length, lm.tokens)
+    prompt = canvas.shape[1] - length
     final = torch.tensor([trajectory.tokens for trajectory, _ in items])
     reveal = torch.tensor([trajectory.reveal for trajectory, _ in items])
     step = torch.tensor([[step] for _, step in items])
-    canvas[:, prompt:] = state(final, reveal, step, tokens.mask)
-    pads = []
-    for row, (trajectory, _) in enumerate(items):
-        pads.append(prompt - len(trajectory.plain_ids))
-        canvas[row, pads[-1] : prompt] = torch.tensor(trajectory.plain_ids)
-    pad = torch.tensor(pads, device=lm.device)[:, None]
+    canvas[:, prompt:] = state(final, reveal, step, lm.tokens.mask)
+    pad = pad.to(lm.device)[:, None]
     column = torch.arange(prompt + length, device=lm.device)
     hidden = lm.model(
         canvas.to(lm.device),
