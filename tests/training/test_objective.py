@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tad.training.objective import LEAST_RATIO, mask_answers, masked_diffusion_loss
+from tad.training.objective import LEAST_RATIO, BlockStates, mask_answers, masked_diffusion_loss
 
 MASK = 9
 
@@ -71,3 +71,28 @@ def test_the_loss_is_the_published_sum(shift: int) -> None:
     loss = masked_diffusion_loss(lambda noisy: SimpleNamespace(logits=outputs), noisy, ids, weight, shift)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert expected > 0
+
+
+def test_block_states_show_whole_blocks_before_the_current_one_and_only_masks_after_it() -> None:
+    ids = torch.arange(101, 181).repeat(64, 1)
+    ids[:, 60:] = 99  # filler from the 50th answer token on
+    prompt = torch.full((64,), 10)
+    noisy, weight = mask_answers(ids, prompt, MASK, generator(), blocks=BlockStates(1.0, 16, 99))
+    hidden = noisy[:, 10:] == MASK
+    seen = set()
+    for row in hidden:
+        fits = [block for block in range(4) if not row[: 16 * block].any() and row[16 * (block + 1) :].all()]
+        assert fits, "neither whole blocks first nor masks last"
+        seen.update(fits)
+    assert seen == {0, 1, 2, 3}
+    assert torch.equal(weight > 0, noisy != ids)
+
+
+def test_a_share_of_block_states_leaves_the_other_rows_as_they_were() -> None:
+    ids, prompt = torch.arange(101, 141).repeat(400, 1), torch.full((400,), 8)
+    plain, _ = mask_answers(ids, prompt, MASK, generator(), blocks=BlockStates(0.0, 16, 99))
+    again, _ = mask_answers(ids, prompt, MASK, generator())
+    assert torch.equal(plain, again)
+    mixed, _ = mask_answers(ids, prompt, MASK, generator(), blocks=BlockStates(0.5, 16, 99))
+    ends_masked = (mixed[:, 24:] == MASK).all(1).float().mean()
+    assert 0.2 < float(ends_masked) < 0.75

@@ -16,9 +16,9 @@ from tad.errors import TadError
 from tad.models import Family, MaskedDiffusionModel
 from tad.models.checkpoint import read_json
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
-from tad.training.objective import mask_answers, masked_diffusion_loss
+from tad.training.objective import BlockStates, mask_answers, masked_diffusion_loss
 from tad.training.optimizer import MuonAdam, RatePlan
-from tad.training.recipe import PretrainRecipe
+from tad.training.recipe import OptimizationSection, PretrainRecipe
 from tad.training.record import write_record
 from tad.training.stream import StreamSpec, TokenStream, family_named
 from tad.training.trainer import (
@@ -78,7 +78,7 @@ def pretrain(
     log = JsonLog(out / LOG, recipe.optimization.tokens_per_step)
     trainer = StreamTrainer(
         stream,
-        pretraining_objective(family, recipe.optimization.weight_floor),
+        pretraining_objective(family, recipe.optimization),
         recipe.seed,
         recipe.keep,
         model=model,
@@ -188,13 +188,15 @@ def build_optimizer(model: MaskedDiffusionModel, recipe: PretrainRecipe) -> Muon
     return MuonAdam(matrices, others, section.matrix_lr, section.other_lr, section.weight_decay)
 
 
-def pretraining_objective(family: Family, floor: float) -> Objective:
+def pretraining_objective(family: Family, settings: OptimizationSection) -> Objective:
     """Masked diffusion on the answers."""
-    mask_id = special_ids(family)["mask_token_id"]
+    ids_of = special_ids(family)
+    mask_id = ids_of["mask_token_id"]
+    blocks = BlockStates(settings.block_states, settings.block, ids_of["eos_token_id"])
 
     def objective(model: Any, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
         ids = batch["ids"].long()
-        noisy, weight = mask_answers(ids, batch["prompt"], mask_id, generator, floor)
+        noisy, weight = mask_answers(ids, batch["prompt"], mask_id, generator, settings.weight_floor, blocks)
         return masked_diffusion_loss(model, noisy, ids, weight, family.shift)
 
     return objective

@@ -79,6 +79,9 @@ class OptimizationSection(Recipe):
     """The share of the run in which the rate falls."""
     weight_floor: Annotated[float, Field(ge=1e-3, le=1)] = 0.2
     """Masked tokens weigh 1 / max(ratio, this); 0.001 is the published loss."""
+    block_states: Share = 0.0
+    """Share of rows masked as decoding leaves them: earlier blocks whole, one in part, all later ones masks."""
+    block: Positive = 32
     clip: Annotated[float, Field(ge=0)] = 0.0
     """Largest gradient norm; 0 leaves gradients alone."""
 

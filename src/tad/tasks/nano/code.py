@@ -1,7 +1,9 @@
 """Small Python functions from a docstring, levels 1 to 5, with hidden tests.
 
-Kinds: a chain of operations on a number, its inverse, branches, a straight line through two points, and list pipelines. The
-plan holds operations as (name, constant); `_OPERATIONS` says what each is in words, as an expression and as a comment.
+Kinds: a chain of operations on a number, its inverse, branches, a straight line through two points with the working in
+comments, a rule to be guessed from examples without any working, and list pipelines. The plan holds operations as (name,
+constant); `_OPERATIONS` says what each is in words, as an expression and as a comment. Whether a line gets its comment is
+drawn line by line.
 Tests are written from the plan on demand: training does not need them.
 """
 
@@ -18,6 +20,7 @@ LEVELS = (1, 2, 3, 4, 5)
 _NAMES = ("f", "g", "h", "solve", "run", "compute", "change", "make")
 
 Operation = tuple[str, int]  # name, constant (0 where there is none)
+Comment = Callable[[str], list[str]]  # a line of comment, or none: decided line by line
 
 # name -> (largest constant, words, expression)
 Table = dict[str, tuple[int, str, str]]
@@ -116,6 +119,20 @@ def _draw_line(rng: random.Random, level: int) -> tuple[Operation, ...]:
     return (("slope", slope), ("offset", offset), ("low", low), ("high", high))
 
 
+def _draw_guess(rng: random.Random, level: int) -> tuple[Operation, ...]:
+    """A rule a * x ** power + b and the two inputs shown; levels 2 to 5 take one number, the other, both, and a square."""
+    slope = 1 if level in (2, 5) else rng.randint(2, 9)
+    offset = 0 if level == 3 else rng.randint(1, 30)
+    low = rng.randint(1, 4)
+    return (
+        ("slope", slope),
+        ("offset", offset),
+        ("power", 2 if level == 5 else 1),
+        ("low", low),
+        ("high", low + rng.randint(1, 5)),
+    )
+
+
 def _draw_pipeline(rng: random.Random, level: int) -> tuple[Operation, ...]:
     """`level` stages, of which the last may be a summary. At most one divisibility test: two often leave nothing."""
     stages: list[Operation] = []
@@ -134,6 +151,7 @@ _DRAW: dict[str, tuple[tuple[int, ...], Callable[[random.Random, int], tuple[Ope
     "inverse": ((2, 3, 4, 5), _draw_inverse),
     "branch": ((2, 3), _draw_branch),
     "line": ((3, 4, 5), _draw_line),
+    "guess": ((2, 3, 4, 5), _draw_guess),
     "pipeline": ((1, 2, 3, 4, 5), _draw_pipeline),
 }
 _OF_LEVEL = {level: tuple(kind for kind in _DRAW if level in _DRAW[kind][0]) for level in LEVELS}
@@ -163,13 +181,16 @@ def _join(parts: list[str]) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _assign_all(operations: list[Operation], comments: bool, inverse: bool = False) -> list[str]:
+def _assign_all(operations: list[Operation], comment: Comment, inverse: bool = False) -> list[str]:
     lines = []
     for i, operation in enumerate(operations):
-        comment = f"    # {_words(_OPERATIONS, operation)}"
+        said = _words(_OPERATIONS, operation)
         if inverse and operation[0] == "div":
-            comment = f"    # divide by {operation[1]}"
-        lines += [comment] * comments + [f"    y = {_expression(_OPERATIONS, operation, 'y' if i else 'x')}"]
+            said = f"divide by {operation[1]}"
+        lines += [
+            *comment(f"    # {said}"),
+            f"    y = {_expression(_OPERATIONS, operation, 'y' if i else 'x')}",
+        ]
     return [*lines, "    return y"]
 
 
@@ -186,20 +207,20 @@ def _nest(operations: list[Operation]) -> str:
 Code = tuple[str, str, list[str], str]  # the argument, what the docstring says, the body, the terse body
 
 
-def _write_chain(plan: CodePlan, comments: bool) -> Code:
+def _write_chain(plan: CodePlan, comment: Comment) -> Code:
     operations = list(plan.operations)
     doc = _join([_words(_OPERATIONS, operation) for operation in operations])
-    return "x", doc, _assign_all(operations, comments), f"return {_nest(operations)}"
+    return "x", doc, _assign_all(operations, comment), f"return {_nest(operations)}"
 
 
-def _write_inverse(plan: CodePlan, comments: bool) -> Code:
+def _write_inverse(plan: CodePlan, comment: Comment) -> Code:
     forward = _nest(list(plan.operations))
     back = [(_INVERSE[name], k) for name, k in reversed(plan.operations)]
     doc = f"Find the number y for which {forward.replace('x', 'y')} is x."
-    return "x", doc, _assign_all(back, comments, inverse=True), f"return {_nest(back)}"
+    return "x", doc, _assign_all(back, comment, inverse=True), f"return {_nest(back)}"
 
 
-def _write_branch(plan: CodePlan, comments: bool) -> Code:
+def _write_branch(plan: CodePlan, comment: Comment) -> Code:
     steps = plan.operations
     words, lines, terse = [], [], ""
     for (test, bound), then in zip(steps[:-1:2], steps[1::2], strict=True):
@@ -207,16 +228,16 @@ def _write_branch(plan: CodePlan, comments: bool) -> Code:
         words.append(f"if {said} {_words(_OPERATIONS, then)}")
         condition = _COMPARE[test].format(x="x", k=bound)
         value = _expression(_OPERATIONS, then, "x")
-        lines += [f"    # {said}"] * comments + [f"    if {condition}:", f"        return {value}"]
+        lines += [*comment(f"    # {said}"), f"    if {condition}:", f"        return {value}"]
         terse += f"{value} if {condition} else "
     words.append(f"otherwise {_words(_OPERATIONS, steps[-1])}")
     value = _expression(_OPERATIONS, steps[-1], "x")
     text = ", ".join(words)
-    lines += ["    # otherwise"] * comments + [f"    return {value}"]
+    lines += [*comment("    # otherwise"), f"    return {value}"]
     return "x", text[0].upper() + text[1:] + ".", lines, f"return {terse}{value}"
 
 
-def _write_line(plan: CodePlan, comments: bool) -> Code:
+def _write_line(plan: CodePlan, comment: Comment) -> Code:
     numbers = dict(plan.operations)
     a, b, low, high = numbers["slope"], numbers["offset"], numbers["low"], numbers["high"]
     at_low, at_high = a * low + b, a * high + b
@@ -234,7 +255,17 @@ def _write_line(plan: CodePlan, comments: bool) -> Code:
     return "x", doc, lines, f"return {a} * x + {b}"
 
 
-def _write_pipeline(plan: CodePlan, comments: bool) -> Code:
+def _write_guess(plan: CodePlan, comment: Comment) -> Code:
+    numbers = dict(plan.operations)
+    a, b, power = numbers["slope"], numbers["offset"], numbers["power"]
+    shown = [f"{x} gives {a * x**power + b}" for x in (numbers["low"], numbers["high"])]
+    rule = "x ** 2" if power == 2 else "x" if a == 1 else f"{a} * x"
+    body = [f"    y = {rule}", f"    return y + {b}"] if b else [f"    y = {rule}", "    return y"]
+    kind = "The square plus a number" if power == 2 else "A rule"
+    return "x", f"{kind}: {' and '.join(shown)}.", body, f"return {rule} + {b}" if b else f"return {rule}"
+
+
+def _write_pipeline(plan: CodePlan, comment: Comment) -> Code:
     words, lines, terse = [], [], "xs"
     end = "xs"
     for operation in plan.operations:
@@ -248,25 +279,30 @@ def _write_pipeline(plan: CodePlan, comments: bool) -> Code:
             item = _expression(_STAGES, operation, "x")
             form = "[{0} for x in {1}]" if operation[0] in _MAPS else "[x for x in {1} if {0}]"
             value, terse = form.format(item, "xs"), form.format(item, terse)
-        lines += [f"    # {words[-1]}"] * comments + [f"    xs = {value}"]
+        lines += [*comment(f"    # {words[-1]}"), f"    xs = {value}"]
     if not words[-1].startswith("return"):
         words.append("return the list")
     return "xs", _join(words), [*lines, f"    return {end}"], f"return {terse}"
 
 
-_WRITE: dict[str, Callable[[CodePlan, bool], Code]] = {
+_WRITE: dict[str, Callable[[CodePlan, Comment], Code]] = {
     "chain": _write_chain,
     "inverse": _write_inverse,
     "branch": _write_branch,
     "line": _write_line,
+    "guess": _write_guess,
     "pipeline": _write_pipeline,
 }
 
 
 def write(plan: CodePlan, rng: random.Random) -> Problem:
     name = rng.choice(_NAMES)
-    comments = rng.random() < 0.5 and not (plan.kind == "pipeline" and plan.level > 3)  # to stay short
-    argument, doc, body, terse = _WRITE[plan.kind](plan, comments)
+    share = 0.0 if plan.kind == "pipeline" and plan.level > 3 else 0.4  # none in the longest, to stay short
+
+    def comment(line: str) -> list[str]:
+        return [line] if rng.random() < share else []
+
+    argument, doc, body, terse = _WRITE[plan.kind](plan, comment)
     if rng.random() < 0.5:
         question = f'Complete the function.\ndef {name}({argument}):\n    """{doc}"""'
     else:

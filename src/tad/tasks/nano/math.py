@@ -16,9 +16,7 @@ LEVELS = (1, 2, 3, 4, 5)
 LARGEST = 199
 
 Numbers = tuple[int, ...]
-Step = tuple[
-    str, tuple[str, str]
-]  # the equation of the reference, and two ways to write the step out in full
+Step = tuple[str, tuple[str, ...]]  # the equation of the reference, and ways to write the step out in full
 Worded = tuple[str, list[Step], int]
 
 
@@ -30,7 +28,13 @@ class MathPlan:
 
 
 def _step(equation: str, plain: str, formal: str) -> Step:
-    return equation, (plain.replace("@", equation), formal.replace("@", equation))
+    """The two wordings, and a bland third where both are a sentence that ends with the equation."""
+    forms = (
+        (plain, formal, "This gives @.")
+        if plain.endswith(" @.") and formal.endswith(" @.")
+        else (plain, formal)
+    )
+    return equation, tuple(form.replace("@", equation) for form in forms)
 
 
 def _fits(*values: int) -> bool:
@@ -138,12 +142,12 @@ def _write_brackets(numbers: Numbers) -> Worded:
     a, b, c, d, x = numbers
     total, fixed = a * (x + b) + c * (x + d), a * b + c * d
     steps = [
-        _step(f"{a} * {b} = {a * b}", "Expand: @", "Since @"),
-        _step(f"{c} * {d} = {c * d}", "and @.", "and @,"),
+        _step(f"{a} * {b} = {a * b}", "Expand: @", "We have @"),
+        _step(f"{c} * {d} = {c * d}", "and @.", "and also @."),
         _step(
             f"{a * b} + {c * d} = {fixed}",
             f"Collect: @, so {a + c}x + {fixed} = {total}.",
-            f"adding gives @ and {a + c}x + {fixed} = {total}.",
+            f"Adding gives @ and {a + c}x + {fixed} = {total}.",
         ),
         _undo(fixed, f"{a + c}x", total),
         _divide(a + c, total - fixed),
@@ -436,9 +440,8 @@ def key(plan: MathPlan) -> str:
 
 def write(plan: MathPlan, rng: random.Random) -> Problem:
     question, steps, answer = KINDS[plan.kind][2](plan.numbers)
-    style = rng.randrange(2)
-    close = rng.choice(("The answer is", "So the answer is"))
-    told = " ".join(forms[style] for _, forms in steps)
+    close = rng.choice(("The answer is", "So the answer is", "We get"))
+    told = " ".join(rng.choice(forms) for _, forms in steps)
     return Problem(
         kind=plan.kind,
         level=plan.level,

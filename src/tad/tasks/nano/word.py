@@ -1,6 +1,7 @@
 """Word problems about things that people gain, lose, pack and share; the level is the number of calculations (1 to 5).
 
-Counts stay within 0..199 and every number in a question below 100.
+Counts stay within 0..199 and every number in a question below 100. Every sentence of a solution is phrased anew, so that
+the text has something to be uncertain about: what comes next is seldom settled before the sentence before it.
 """
 
 from __future__ import annotations
@@ -43,46 +44,55 @@ _SAY_ADD = (
     "With {k} more there are {v} + {k} = {w} {things}.",
     "Then {p} has {v} + {k} = {w} {things}.",
     "Adding {k} makes {v} + {k} = {w} {things}.",
+    "Now {p} has {k} more, which is {v} + {k} = {w}.",
 )
 _SAY_SUB = (
     "Without {k} there are {v} - {k} = {w} {things}.",
     "Then {p} has {v} - {k} = {w} {things}.",
     "Taking away {k} leaves {v} - {k} = {w} {things}.",
+    "Now {p} has {k} fewer, which is {v} - {k} = {w}.",
 )
 _SAY_PACKS = (
     "The {boxes} hold {k} * {n} = {w} {things}.",
     "In the {boxes} there are {k} * {n} = {w} {things}.",
     "That is {k} * {n} = {w} new {things}.",
+    "{k} {boxes} of {n} make {k} * {n} = {w}.",
 )
 _SAY_TIMES = (
     "{k} times as many is {v} * {k} = {w} {things}.",
     "Then {p} has {v} * {k} = {w} {things}.",
     "It grows to {v} * {k} = {w} {things}.",
+    "Now there are {k} times as many, {v} * {k} = {w}.",
 )
 _SAY_SHARE = (
     "One part of {k} is {v} / {k} = {w} {things}.",
     "Then {p} has {v} / {k} = {w} {things}.",
     "Each share is {v} / {k} = {w} {things}.",
+    "Split into {k} parts, one part is {v} / {k} = {w}.",
 )
 _SAY_OTHER = (
     "{other} has {v} {sign} {k} = {w} {things}.",
     "For {other} it is {v} {sign} {k} = {w} {things}.",
     "So {other} owns {v} {sign} {k} = {w} {things}.",
+    "Compare with {other}, who has {v} {sign} {k} = {w}.",
 )
 _SAY_BOTH = (
     "Together they have {v} + {n} = {w} {things}.",
     "Both have {v} + {n} = {w} {things}.",
     "The total is {v} + {n} = {w} {things}.",
+    "We add both, {v} + {n} = {w}.",
 )
 _SAY_GOAL = (
     "So {p} needs {k} - {v} = {w} more {things}.",
     "There are {k} - {v} = {w} {things} missing.",
     "To reach {k} it takes {k} - {v} = {w} {things}.",
+    "Compare with the goal, {k} - {v} = {w}.",
 )
 _BEGIN = (
     "{name} has {v} {things} at first.",
     "At the start there are {v} {things}.",
     "We begin with {v} {things}.",
+    "{name} starts with {v}.",
 )
 
 
@@ -148,15 +158,14 @@ def write(plan: WordPlan, rng: random.Random) -> Problem:
         "name": name, "p": p, "P": p.capitalize(), "him": him, "himself": him + "self", "other": other,
         "things": rng.choice(_THINGS), "boxes": rng.choice(_BOXES),
     }  # fmt: skip
-    style = rng.randrange(3)
     asks = [f"{name} has {plan.start} {words['things']}."]
     says: list[str] = []
     sums: list[str] = []
     if plan.level < 5:  # the longest stories do without an opening, to stay short
-        says.append(_BEGIN[style].format(v=plan.start, **words))
+        says.append(rng.choice(_BEGIN).format(v=plan.start, **words))
 
     def say(forms: tuple[str, ...], equation: str, **numbers: int | str) -> None:
-        says.append(forms[style].format(**numbers, **words))
+        says.append(rng.choice(forms).format(**numbers, **words))
         sums.append(equation)
 
     value = plan.start
