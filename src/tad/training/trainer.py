@@ -30,28 +30,17 @@ Objective = Callable[[Any, dict[str, Tensor], torch.Generator], Tensor]
 """(model, batch, generator seeded for this step) -> scalar loss."""
 
 
-class StreamTrainer(Trainer):
-    """Trains on a `TokenStream` with an `Objective`."""
+class ResumableTrainer(Trainer):
+    """The library's loop, with checkpoints that are whole or absent. Subclasses say what is trained on."""
 
-    def __init__(
-        self, stream: TokenStream, objective: Objective, seed: int, keep: int, **settings: Any
-    ) -> None:
+    def __init__(self, keep: int, **settings: Any) -> None:
         super().__init__(**settings)
         self.remove_callback(PrinterCallback)
         self.keep = keep
-        self.stream, self.objective, self.noise_seed = stream, objective, seed
-        self.generator = torch.Generator(device=self.args.device)
 
-    def get_train_dataloader(self) -> DataLoader:
-        return DataLoader(self.stream, batch_size=None, pin_memory=self.args.device.type == "cuda")
-
-    def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        # The library's version waits for every copy, and with it for the GPU.
-        return {name: value.to(self.args.device, non_blocking=True) for name, value in inputs.items()}
-
-    def compute_loss(self, model: Any, inputs: dict[str, Tensor], **unused: Any) -> Tensor:
-        self.generator.manual_seed(_mix(self.noise_seed, self.state.global_step, self.args.process_index))
-        return self.objective(model, inputs, self.generator)
+    def position(self, step: int) -> dict[str, Any]:
+        """What a checkpoint stores about the data; its file also marks the checkpoint as whole."""
+        return {"step": step}
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Only what clipping computed: the library would otherwise take the norm in every step, for the log alone."""
@@ -65,8 +54,9 @@ class StreamTrainer(Trainer):
         staging = Path(self._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # every process has written its part
         if self.args.should_save:
-            position = json.dumps(self.stream.position(self.state.global_step))
+            position = json.dumps(self.position(self.state.global_step))
             (staging / name / POSITION).write_text(position, encoding="utf-8")
             final = Path(self.args.output_dir) / name
             shutil.rmtree(final, ignore_errors=True)
@@ -75,6 +65,32 @@ class StreamTrainer(Trainer):
             staging.rmdir()
             for old in checkpoints(Path(self.args.output_dir))[: -self.keep]:
                 shutil.rmtree(old)
+        self.accelerator.wait_for_everyone()
+
+
+class StreamTrainer(ResumableTrainer):
+    """Trains on a `TokenStream` with an `Objective`."""
+
+    def __init__(
+        self, stream: TokenStream, objective: Objective, seed: int, keep: int, **settings: Any
+    ) -> None:
+        super().__init__(keep, **settings)
+        self.stream, self.objective, self.noise_seed = stream, objective, seed
+        self.generator = torch.Generator(device=self.args.device)
+
+    def position(self, step: int) -> dict[str, Any]:
+        return dict(self.stream.position(step))
+
+    def get_train_dataloader(self) -> DataLoader:
+        return DataLoader(self.stream, batch_size=None, pin_memory=self.args.device.type == "cuda")
+
+    def _prepare_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        # The library's version waits for every copy, and with it for the GPU.
+        return {name: value.to(self.args.device, non_blocking=True) for name, value in inputs.items()}
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], **unused: Any) -> Tensor:
+        self.generator.manual_seed(_mix(self.noise_seed, self.state.global_step, self.args.process_index))
+        return self.objective(model, inputs, self.generator)
 
 
 def _mix(*numbers: int) -> int:
