@@ -1,7 +1,8 @@
 """Competition mathematics: MATH for evaluation, PRM12K for collection.
 
 Templates: `tad` (the harness's `minerva_math`, four fixed worked examples in the one user turn, for LLaDA and Dream
-alike), `zero-shot` (the same without the examples), `plain` (the problem alone).
+alike), `zero-shot` (the same without the examples; what d3LLM evaluated Dream models with), `d3llm` (what it evaluated
+LLaDA models with: the text of `tad`, continued without a chat), `plain` (the problem alone).
 Extraction: `box` compares the last box with the gold answer, first as strings, then through math-verify; a text without
 a box is read by math-verify as a whole. `math-verify` is the harness's published metric of that name: gold solution and
 text both go to math-verify unprepared. The harness's other metric, an exact match of "The final answer is ...", is not
@@ -40,7 +41,7 @@ class Math(DatasetTask):
     name = "math"
     comparable = True
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    templates = ("tad", "zero-shot", "plain")
+    templates = ("tad", "zero-shot", "d3llm", "plain")
     source: ClassVar[Source] = Source(
         "math",
         hub_id="EleutherAI/hendrycks_math",
@@ -78,8 +79,9 @@ class Math(DatasetTask):
         self.check_template(template)
         if template == "plain":
             return Prompt.from_user(example.question)
-        shots = minerva_shots() if template == "tad" else ""
-        return Prompt.from_user(f"{shots}Problem:\n{example.question}\n\nSolution:", stop=("Problem:",))
+        shots = "" if template == "zero-shot" else minerva_shots()
+        text = f"{shots}Problem:\n{example.question}\n\nSolution:"
+        return Prompt.from_user(text, stop=("Problem:",), raw=template == "d3llm")
 
     def grade(self, example: Example, text: str) -> Verdict:
         return self.grade_many([(example, text)])[0]

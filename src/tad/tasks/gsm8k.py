@@ -1,7 +1,8 @@
 """GSM8K: grade-school word problems with a number as the answer.
 
 Templates: `tad` (what TAD evaluated LLaDA with: the harness's zero-shot `gsm8k` text and a tail that asks for a box),
-`cot-zeroshot` (what it evaluated Dream with: the harness's `gsm8k_cot_zeroshot`), `plain` (the text without the tail).
+`cot-zeroshot` (what it evaluated Dream with: the harness's `gsm8k_cot_zeroshot`), `d3llm` (what d3LLM evaluated LLaDA
+models with: that text again, continued without a chat), `plain` (the first text without the tail).
 Extraction: `exact` compares numbers exactly wherever they are marked; `flexible` is the harness's published filter,
 the last thing that looks like a number, compared as a string.
 """
@@ -26,7 +27,7 @@ class Gsm8k(DatasetTask):
     name = "gsm8k"
     comparable = True
     splits = ("train", "test")
-    templates = ("tad", "cot-zeroshot", "plain")
+    templates = ("tad", "cot-zeroshot", "d3llm", "plain")
     source: ClassVar[Source] = Source(
         "gsm8k",
         hub_id="openai/gsm8k",
@@ -48,9 +49,9 @@ class Gsm8k(DatasetTask):
 
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
-        if template == "cot-zeroshot":
-            stop = ("Q:", "</s>", "<|im_end|>")
-            return Prompt.from_user(f"Q: {example.question}\nA: Let's think step by step.", stop=stop)
+        if template in ("cot-zeroshot", "d3llm"):
+            text = f"Q: {example.question}\nA: Let's think step by step."
+            return Prompt.from_user(text, stop=("Q:", "</s>", "<|im_end|>"), raw=template == "d3llm")
         tail = BOX_TAIL if template == "tad" else ""
         stop = ("Question:", "</s>", "<|im_end|>")
         return Prompt.from_user(f"Question: {example.question}\nAnswer:{tail}", stop=stop)

@@ -3,6 +3,8 @@
 `humaneval` is what TAD evaluated LLaDA with: its own wrapper around the harness's `humaneval` prompt, an answer in a
 fence, sanitized together with the prompt. `humaneval-instruct` is what it evaluated Dream with: the harness's
 `humaneval_instruct`, where the assistant's turn already holds the prompt inside an open fence and the model goes on.
+d3LLM (template `d3llm`) put the first to LLaDA models as TAD does, and the second to Dream models in the words of Dream's
+own evaluation, whose request opens a fence and does not close it. `plain` is the function's head alone.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Prompt
 
 REQUEST = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{prompt}\n```\n"
+D3LLM_REQUEST = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n```{prompt}"
+)
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
 class HumanEval(ProgrammingTask):
     name = "humaneval"
     splits = ("test",)
-    templates: ClassVar[tuple[str, ...]] = ("tad", "plain")
+    templates: ClassVar[tuple[str, ...]] = ("tad", "d3llm", "plain")
     source = Source(
         "humaneval",
         hub_id="openai/openai_humaneval",
@@ -51,12 +56,13 @@ class HumanEval(ProgrammingTask):
 
 class HumanEvalInstruct(HumanEval):
     name = "humaneval-instruct"
-    templates = ("tad",)
+    templates = ("tad", "d3llm")
 
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
         prefix = f"Here is the completed function:\n```python\n{example.question}\n"
-        return Prompt.from_user(REQUEST.format(prompt=example.question), prefix=prefix, stop=STOP)
+        request = D3LLM_REQUEST if template == "d3llm" else REQUEST
+        return Prompt.from_user(request.format(prompt=example.question), prefix=prefix, stop=STOP)
 
     def extract(self, example: Example, text: str) -> str:
         return example.question + text.split("```")[0]

@@ -2,7 +2,9 @@
 
 `mbpp` is what TAD evaluated LLaDA with: the harness's three-shot `mbpp` text in one user turn, the answer sanitized.
 `mbpp-instruct` is what it evaluated Dream with: the harness's `mbpp_instruct` without examples, where the assistant's
-turn opens a fence. Problems 1-10 are for prompts, 11-510 test, 511-600 validation, 601-974 train.
+turn opens a fence. d3LLM (template `d3llm`) put the first to LLaDA models as TAD does, and the second to Dream models in
+the words of Dream's own evaluation; its scripts ask for four examples there, which the task file's zero overrules.
+`plain` is the sentence and the asserts. Problems 1-10 are for prompts, 11-510 test, 511-600 validation, 601-974 train.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ SHOTS = (
 class Mbpp(ProgrammingTask):
     name = "mbpp"
     splits = ("train", "validation", "test", "prompt")
-    templates: ClassVar[tuple[str, ...]] = ("tad", "zero-shot")
+    templates: ClassVar[tuple[str, ...]] = ("tad", "zero-shot", "d3llm", "plain")
     source = Source(
         "mbpp",
         hub_id="google-research-datasets/mbpp",
@@ -82,10 +84,11 @@ class Mbpp(ProgrammingTask):
 
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
-        shots = "".join(
-            f"{_request(text, tests)}{code}\n[DONE]\n\n" for text, tests, code in SHOTS if template == "tad"
-        )
-        return Prompt.from_user(shots + _request(example.question, example.meta["tests"]), stop=("[DONE]",))
+        if template == "plain":
+            return Prompt.from_user(f"{example.question}\n\n{_listing(example)}")
+        shots = SHOTS if template in ("tad", "d3llm") else ()
+        shown = "".join(f"{_request(text, tests)}{code}\n[DONE]\n\n" for text, tests, code in shots)
+        return Prompt.from_user(shown + _request(example.question, example.meta["tests"]), stop=("[DONE]",))
 
     def extract(self, example: Example, text: str) -> str:
         return sanitize(cut_python_fence(text))
@@ -96,11 +99,15 @@ class Mbpp(ProgrammingTask):
 
 class MbppInstruct(Mbpp):
     name = "mbpp-instruct"
-    templates = ("tad",)
+    templates = ("tad", "d3llm")
 
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
-        tests = "\n".join(example.meta["tests"][:3])
+        tests = _listing(example)
+        if template == "d3llm":
+            # The published task stops at the closing fence; here it stays, because the grader looks for it.
+            request = _request(example.question, example.meta["tests"]).removesuffix("\n[BEGIN]\n")
+            return Prompt.from_user(request, prefix="Here is the completed function:\n```python\n")
         content = (
             f"You are an expert Python programmer, and here is your task:\n{example.question}\n"
             f"Your code should pass these tests:\n{tests}"
@@ -114,6 +121,10 @@ class MbppInstruct(Mbpp):
             if program.strip():
                 return program
         return ""
+
+
+def _listing(example: Example) -> str:
+    return "\n".join(example.meta["tests"][:3])
 
 
 def _request(text: str, tests: tuple[str, ...]) -> str:

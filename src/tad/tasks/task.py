@@ -47,7 +47,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat turn to complete.
+    """A chat turn to complete, or with `raw` a text to continue without a chat around it.
 
     `prefix` opens the assistant's turn (empty: the model starts it). `stop` lists the strings that end an answer.
     """
@@ -55,10 +55,11 @@ class Prompt:
     messages: tuple[Message, ...]
     prefix: str = ""
     stop: tuple[str, ...] = ()
+    raw: bool = False
 
     @classmethod
-    def from_user(cls, content: str, prefix: str = "", stop: Sequence[str] = ()) -> Prompt:
-        return cls((Message("user", content),), prefix, tuple(stop))
+    def from_user(cls, content: str, prefix: str = "", stop: Sequence[str] = (), raw: bool = False) -> Prompt:
+        return cls((Message("user", content),), prefix, tuple(stop), raw)
 
     @property
     def text(self) -> str:
