@@ -1,0 +1,70 @@
+"""Objectives by name. `get_objective("tad", mask_token=..., family="llada", window=8)` gives one with published defaults."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from tad.errors import TadError
+from tad.models import FAMILIES, Family
+from tad.training.objectives.base import (
+    Batch,
+    Canvas,
+    Evidence,
+    Group,
+    Objective,
+    Parts,
+    Row,
+    View,
+    add_stats,
+    averages,
+    collate,
+)
+from tad.training.objectives.module import LossModule, adapters_off
+from tad.training.objectives.tad import Tad
+
+OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Tad,)}
+
+__all__ = [
+    "OBJECTIVES",
+    "Batch",
+    "Canvas",
+    "Evidence",
+    "Group",
+    "LossModule",
+    "Objective",
+    "Parts",
+    "Row",
+    "Tad",
+    "View",
+    "adapters_off",
+    "add_stats",
+    "averages",
+    "collate",
+    "get_objective",
+]
+
+
+def get_objective(name: str, *, mask_token: int, family: str | Family, **settings: Any) -> Objective:
+    """An objective for a family: its published settings, changed by `settings` (`lambda` as recipes write it)."""
+    if name not in OBJECTIVES:
+        raise TadError(f"objective '{name}' is not known; known: {', '.join(OBJECTIVES)}")
+    kind = OBJECTIVES[name]
+    found = family if isinstance(family, Family) else _family_named(family)
+    given = {"lambda_" if key == "lambda" else key: value for key, value in settings.items()}
+    known = [f.name for f in fields(kind) if f.name not in ("mask_token", "shift")]
+    for key in given:
+        if key not in known:
+            shown = [field.removesuffix("_") for field in known]
+            close = get_close_matches(key, shown, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(shown)}"
+            raise TadError(f"objective '{name}' has no setting '{key}'; {hint}")
+    return kind(mask_token=mask_token, shift=found.shift, **{**kind.published.get(found.name, {}), **given})
+
+
+def _family_named(name: str) -> Family:
+    for family in FAMILIES.values():
+        if family.name == name:
+            return family
+    raise TadError(f"family '{name}' is not known; known: {', '.join(f.name for f in FAMILIES.values())}")

@@ -1,0 +1,327 @@
+"""What an objective is: a data side that turns a trajectory into views, and a device side that turns views into a loss.
+
+Data side, on the CPU, pure: `Objective.views(row, step, rng, progress)` says what the student and the teacher see and which
+answer positions count in which *term* with which weight. `collate` pads views to a `Batch` and turns positions into indices,
+with the family's shift; padding is known by lengths, never by comparing ids.
+
+Device side: `Objective.loss(evidence, batch, totals)`. `totals` are the denominators of the *global* batch, the sum of
+`Objective.counts` over all its parts. So the loss of a part is its share, the shares sum to the loss, and any split of a
+global batch (devices, accumulation, any order) has the same loss and gradient. A denominator that only the model knows
+(how many predictions are right) is taken inside a view, and views are averaged.
+
+Forwards live in `module.py`; a new objective needs `views`, `counts` and `loss`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tad.errors import TadError
+from tad.training.losses import RowLosses
+from tad.trajectories.store import Trajectory
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trajectory, or one plain text (no `reveal`), as CPU tensors."""
+
+    id: str
+    plain_ids: Tensor  # [prompt] int64
+    privileged_ids: Tensor  # [longer prompt] int64
+    tokens: Tensor  # [length] int64
+    reveal: Tensor | None  # [length] int64, from 1
+    n_real: (
+        int  # reveal steps after this one are end filler; without reveal steps, positions from this one on
+    )
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Row:
+        """A stored trajectory."""
+        return cls(
+            trajectory.id,
+            torch.tensor(trajectory.plain_ids, dtype=torch.long),
+            torch.tensor(trajectory.privileged_ids, dtype=torch.long),
+            torch.tensor(trajectory.tokens, dtype=torch.long),
+            torch.tensor(trajectory.reveal, dtype=torch.long),
+            trajectory.n_real,
+        )
+
+    @classmethod
+    def of_text(cls, id: str, prompt: Sequence[int], tokens: Sequence[int], n_real: int | None = None) -> Row:
+        """A text without a trajectory: for objectives that draw their own noise."""
+        ids, answer = torch.tensor(prompt, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
+        return cls(id, ids, ids, answer, None, len(answer) if n_real is None else n_real)
+
+    @property
+    def filler(self) -> Tensor:
+        """[length] bool: positions that only fill the canvas after the end of the answer."""
+        if self.reveal is None:
+            return torch.arange(len(self.tokens)) >= self.n_real
+        return self.reveal > self.n_real
+
+
+@dataclass(frozen=True)
+class View:
+    """What is seen of one row at one time, and what counts. Positions are those of the answer, 0 to length - 1."""
+
+    row: str
+    prompt: Tensor  # [p], the student's
+    noisy: Tensor  # [length], the answer as the models see it
+    labels: Tensor  # [length]
+    terms: Mapping[str, Tensor]  # term -> [length] weights; 0 where a position is not in the term
+    teacher_prompt: Tensor | None = None  # [q]; None: no teacher looks at this view
+    block: int | None = None  # size of the blocks of a block-causal student; None: it sees everything
+
+    @property
+    def student_ids(self) -> Tensor:
+        return torch.cat((self.prompt, self.noisy))
+
+    @property
+    def teacher_ids(self) -> Tensor | None:
+        return None if self.teacher_prompt is None else torch.cat((self.teacher_prompt, self.noisy))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The positions of one term over a batch, flat."""
+
+    student_at: Tensor  # [n] into [views * student width]: where the output that predicts the position is
+    teacher_at: Tensor | None  # [n] into [views * teacher width]
+    labels: Tensor  # [n]
+    weights: Tensor  # [n] fp32, above 0
+    view: Tensor  # [n] which view of the batch
+    views: int  # how many views have this term, if only with an empty set
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Ids padded on the right, with what hides the padding."""
+
+    ids: Tensor  # [views, width]
+    lengths: Tensor  # [views]
+    padded: bool  # whether any row is shorter than the width
+    tokens: int  # sum of the lengths
+    blocks: Tensor | None = None  # [views, width] for block-causal attention: the prompt is block 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Views, collated. Its length is the number of views."""
+
+    student: Canvas
+    teacher: Canvas | None
+    groups: dict[str, Group]
+    rows: tuple[str, ...] = field(default=())  # ids, for messages
+
+    def __len__(self) -> int:
+        return len(self.student.lengths)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch on a device."""
+        moved: Batch = _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return moved
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, for copies that do not wait."""
+        pinned: Batch = _map_tensors(self, lambda tensor: tensor.pin_memory())
+        return pinned
+
+
+class Parts(NamedTuple):
+    """A loss. `terms` and `total` are shares of the global batch: summed over its parts they are its values.
+
+    `stats` are sums too, named "term/what": `averages` turns the sum of all parts' stats into what one logs.
+    """
+
+    total: Tensor  # scalar, with gradient
+    terms: dict[str, Tensor]  # scalars without gradient, not yet weighted by lambda and the like
+    stats: dict[str, Tensor]
+
+
+class Evidence(Protocol):
+    """What the models said about a batch; given to `Objective.loss` by the loss module."""
+
+    def rows(
+        self, group: Group, teacher: bool = False, tau: float = 1.0, temperature: float | None = None
+    ) -> RowLosses:
+        """The student's losses at a group's positions; with the teacher's where asked for."""
+        ...
+
+    def base_confidence(self, group: Group) -> Tensor:
+        """[n]: the probability of the labels under the base model with the plain prompt. No gradient."""
+        ...
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """Settings of an objective and its two sides. Subclasses are dataclasses whose fields are the settings."""
+
+    name: ClassVar[str]
+    uses_steps: ClassVar[bool] = False
+    """Whether `views` wants a state of the trajectory; otherwise it draws its own noise and `step` is ignored."""
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Settings that differ between families as published: family name -> settings."""
+
+    mask_token: int
+    shift: int = 0
+    """The output at position i - shift predicts token i."""
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the teacher's forward is run. The same for every batch, which sharded models depend on."""
+        return False
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether one more forward without gradient is run: the base model with the plain prompt."""
+        return False
+
+    @abstractmethod
+    def views(
+        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+    ) -> list[View]:
+        """What to see of a row. All chance comes from `rng`; `progress` goes from 0 to 1 over the run."""
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """This batch's part of the denominators; the sums over a global batch are the `totals` of `loss`."""
+
+    @abstractmethod
+    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
+        """This batch's share of the loss."""
+
+    def collate(self, views: Sequence[View]) -> Batch:
+        """Views as one batch."""
+        return collate(views, self.shift, self.mask_token)
+
+    def forward_tokens(self, batch: Batch) -> dict[str, int]:
+        """Tokens each model is fed for a batch: what it costs. `base` is the extra forward of `needs_base`."""
+        fed = {"student": batch.student.tokens}
+        if self.needs_teacher and batch.teacher is not None:
+            fed["teacher"] = batch.teacher.tokens
+        if self.needs_base:
+            fed["base"] = batch.student.tokens
+        return fed
+
+
+def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
+    """Pad on the right with `fill`, which nobody sees. A term's positions become indices into the flattened rows."""
+    student = _canvas([view.student_ids for view in views], fill, views)
+    taught = [ids for view in views if (ids := view.teacher_ids) is not None]
+    if taught and len(taught) != len(views):
+        raise ValueError("either every view of a batch has a teacher or none has")
+    teacher = _canvas(taught, fill) if taught else None
+    names = dict.fromkeys(name for view in views for name in view.terms)
+    groups = {name: _group(name, views, shift, student, teacher) for name in names}
+    return Batch(student, teacher, groups, tuple(view.row for view in views))
+
+
+def _canvas(rows: Sequence[Tensor], fill: int, views: Sequence[View] = ()) -> Canvas:
+    lengths = torch.tensor([len(ids) for ids in rows])
+    width = int(lengths.max())
+    ids = torch.full((len(rows), width), fill, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    blocks = None
+    if any(view.block is not None for view in views):
+        prompts = torch.tensor([len(view.prompt) for view in views])
+        sizes = torch.tensor([view.block or width for view in views])
+        offset = torch.arange(width) - prompts[:, None]
+        blocks = torch.where(offset < 0, 0, offset // sizes[:, None] + 1)
+    return Canvas(ids, lengths, bool((lengths < width).any()), int(lengths.sum()), blocks)
+
+
+def _group(name: str, views: Sequence[View], shift: int, student: Canvas, teacher: Canvas | None) -> Group:
+    columns: dict[str, list[Tensor]] = {"student": [], "teacher": [], "labels": [], "weights": [], "view": []}
+    for index, view in enumerate(views):
+        if name not in view.terms:
+            continue
+        at = view.terms[name].nonzero()[:, 0]
+        starts = {"student": (len(view.prompt), student.ids.shape[1])}
+        if teacher is not None and view.teacher_prompt is not None:
+            starts["teacher"] = (len(view.teacher_prompt), teacher.ids.shape[1])
+        for side, (start, width) in starts.items():
+            if start < shift:
+                raise TadError(
+                    f"trajectory {view.row}: its prompt is empty, but the output before the answer predicts its first token"
+                )
+            columns[side].append(index * width + start + at - shift)
+        columns["labels"].append(view.labels[at])
+        columns["weights"].append(view.terms[name][at].float())
+        columns["view"].append(torch.full_like(at, index))
+    return Group(
+        torch.cat(columns["student"]),
+        torch.cat(columns["teacher"]) if columns["teacher"] else None,
+        torch.cat(columns["labels"]),
+        torch.cat(columns["weights"]),
+        torch.cat(columns["view"]),
+        len(columns["view"]),
+    )
+
+
+def share(amount: Tensor, total: float) -> Tensor:
+    """amount / total, and 0 where the whole global batch has nothing to count."""
+    return amount / total if total else amount * 0.0
+
+
+def mean_by_view(values: Tensor, group: Group, counted: Tensor, views: int) -> Tensor:
+    """[views] means of `values` over the positions a view counts; 0 for a view that counts none."""
+    zeros = values.new_zeros(views)
+    amounts = zeros.index_add(0, group.view, values * counted)
+    return amounts / zeros.index_add(0, group.view, counted.to(values.dtype)).clamp(min=1)
+
+
+def stats_of(name: str, rows: RowLosses, counted: Tensor | None = None) -> dict[str, Tensor]:
+    """How many positions, and the sums of the student's confidence, entropy and right guesses over them.
+
+    `counted` [n] picks positions; all by default.
+    """
+    counted = torch.ones_like(rows.confidence) if counted is None else counted.to(rows.confidence.dtype)
+    columns = {"confidence": rows.confidence, "entropy": rows.entropy, "right": rows.right}
+    sums = {f"{name}/{what}": (column * counted).sum().detach() for what, column in columns.items()}
+    return {f"{name}/tokens": counted.sum(), **sums}
+
+
+def add_stats(*all_stats: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums by name."""
+    total: dict[str, Tensor] = {}
+    for stats in all_stats:
+        for name, value in stats.items():
+            total[name] = total[name] + value if name in total else value
+    return total
+
+
+def averages(stats: Mapping[str, float]) -> dict[str, float]:
+    """Sums of `stats` over a global batch as means per position; token counts stay as they are.
+
+    A term without positions has no mean and is left out.
+    """
+    found = {}
+    for name, value in stats.items():
+        term, _, what = name.partition("/")
+        if what == "tokens" or f"{term}/tokens" not in stats:
+            found[name] = float(value)
+        elif stats[f"{term}/tokens"]:
+            found[name] = float(value) / float(stats[f"{term}/tokens"])
+    return found
+
+
+def _map_tensors(value: Any, change: Any) -> Any:
+    """A copy of nested frozen dataclasses and dicts with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, (Batch, Canvas, Group)):
+        return replace(value, **{f.name: _map_tensors(getattr(value, f.name), change) for f in fields(value)})
+    return value
