@@ -27,6 +27,7 @@ ROOMS = (
     "tasks",
     "trajectories",
     "train",
+    "harness",
 )  # in the order `tad --help` lists their commands
 
 for _room in ROOMS:
