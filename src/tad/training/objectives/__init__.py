@@ -21,21 +21,29 @@ from tad.training.objectives.base import (
     averages,
     collate,
 )
+from tad.training.objectives.d2f import D2F
+from tad.training.objectives.d3llm import D3LLM
+from tad.training.objectives.dparallel import DParallel
 from tad.training.objectives.module import LossModule, adapters_off
+from tad.training.objectives.sft import Sft
 from tad.training.objectives.tad import Tad
 
-OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Tad,)}
+OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft)}
 
 __all__ = [
+    "D2F",
+    "D3LLM",
     "OBJECTIVES",
     "Batch",
     "Canvas",
+    "DParallel",
     "Evidence",
     "Group",
     "LossModule",
     "Objective",
     "Parts",
     "Row",
+    "Sft",
     "Tad",
     "View",
     "adapters_off",

@@ -1,0 +1,145 @@
+"""dParallel's certainty forcing: learn the tokens, and become sure of those that are already right.
+
+A window of the answer is masked at random; what stands after it is masked whole, what stands before is clean. A second view
+masks the rest of the window instead (the complement), so that every token of the window is predicted once.
+
+    total = [ CE(mask) + CE(complement) + certainty * (H(mask) + H(complement)) ] / divide_by
+
+H is the entropy at a low temperature, averaged over the masked positions whose most likely token is the label. How many
+those are is the model's word: it is averaged inside a view, and views are averaged, so that splits of a batch agree.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tad.errors import TadError
+from tad.training.objectives.base import (
+    Batch,
+    Evidence,
+    Objective,
+    Parts,
+    Row,
+    View,
+    mean_by_view,
+    share,
+    stats_of,
+)
+
+_LEAST_RATIO = 1e-3
+
+
+@dataclass(frozen=True)
+class CertaintyForcing(Objective):
+    """What dParallel and d3LLM share: everything but which positions of the answer are masked."""
+
+    certainty: float = 2.0
+    """The weight of the entropies."""
+    temperature: float = 0.5
+    """Of the entropies."""
+    complement: bool = True
+    """Whether the complement is seen too."""
+    complement_certainty: bool = True
+    """Whether the complement has an entropy term."""
+    divide_by: float = 1.0
+    hard_average: Literal["view", "token"] = "view"
+    """Cross-entropies: the mean of each view's own mean, or of all tokens of the global batch."""
+    certainty_average: Literal["view", "batch"] = "view"
+    """Entropies: of each view, or of the right tokens of a micro-batch together, which depends on how a batch is split."""
+    filler: bool = True
+    """Whether the end filler after the answer counts, as it does as published."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or self.divide_by <= 0:
+            raise TadError("objective.temperature and objective.divide_by should be above 0")
+
+    @abstractmethod
+    def pattern(self, row: Row, rng: np.random.Generator, progress: float) -> tuple[int, int, Tensor]:
+        """Start and end of the window in the answer, and which of the answer's positions [length] are masked in it."""
+
+    def views(
+        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+    ) -> list[View]:
+        start, end, hidden = self.pattern(row, rng, progress)
+        position = torch.arange(len(row.tokens))
+        window, after = (position >= start) & (position < end), position >= end
+        counted = torch.ones_like(window) if self.filler else ~row.filler
+        sets = {"hard": window & hidden, "hard_complement": window & ~hidden}
+        return [
+            View(
+                row=row.id,
+                prompt=row.plain_ids,
+                noisy=row.tokens.masked_fill(chosen | after, self.mask_token),
+                labels=row.tokens,
+                terms={name: (chosen & counted).float()},
+            )
+            for name, chosen in sets.items()
+            if self.complement or name == "hard"
+        ]
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        tokens = {name: float(len(group)) for name, group in batch.groups.items()}
+        views = {f"{name}/views": float(group.views) for name, group in batch.groups.items()}
+        return {**tokens, **views}
+
+    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
+        terms: dict[str, Tensor] = {}
+        stats: dict[str, Tensor] = {}
+        for name, group in batch.groups.items():
+            forced = name == "hard" or self.complement_certainty
+            rows = evidence.rows(group, temperature=self.temperature if forced else None)
+            if self.hard_average == "token":
+                terms[name] = share(rows.cross_entropy.sum(), totals[name])
+            else:
+                means = mean_by_view(rows.cross_entropy, group, torch.ones_like(rows.confidence), len(batch))
+                terms[name] = share(means.sum(), totals[f"{name}/views"])
+            if rows.certainty is not None:
+                if self.certainty_average == "batch":
+                    entropy = (
+                        group.views * (rows.certainty * rows.right).sum() / rows.right.sum().clamp(min=1)
+                    )
+                else:
+                    entropy = mean_by_view(rows.certainty, group, rows.right, len(batch)).sum()
+                terms[name.replace("hard", "certainty")] = share(entropy, totals[f"{name}/views"])
+            stats.update(stats_of(name, rows))
+        zero = torch.zeros(())
+        hard = sum((value for name, value in terms.items() if name.startswith("hard")), zero)
+        sure = sum((value for name, value in terms.items() if name.startswith("certainty")), zero)
+        total = (hard + self.certainty * sure) / self.divide_by
+        return Parts(total, {name: value.detach() for name, value in terms.items()}, stats)
+
+
+@dataclass(frozen=True)
+class DParallel(CertaintyForcing):
+    """Defaults are LLaDA's; on Dream the window is the whole answer."""
+
+    name: ClassVar[str] = "dparallel"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "llada": {"block": 32, "certainty": 2.0},
+        "dream": {"block": "all", "certainty": 1.0},
+    }
+
+    block: int | Literal["all"] = 32
+    """Length of the window; the last one runs to the end of the answer."""
+    ratio: float = 0.5
+    """Share of the window that is masked."""
+
+    def pattern(self, row: Row, rng: np.random.Generator, progress: float) -> tuple[int, int, Tensor]:
+        length = len(row.tokens)
+        start, end = draw_window(length, length if self.block == "all" else self.block, rng)
+        ratio = (1 - _LEAST_RATIO) * self.ratio + _LEAST_RATIO
+        return start, end, torch.from_numpy(rng.random(length) < ratio)
+
+
+def draw_window(length: int, size: int, rng: np.random.Generator) -> tuple[int, int]:
+    """One of the windows of `size` that a text has, each as likely; what does not fill one belongs to the last."""
+    windows = max(1, length // size)
+    index = int(rng.integers(windows))
+    return index * size, length if index == windows - 1 else (index + 1) * size
