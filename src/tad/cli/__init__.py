@@ -27,6 +27,7 @@ ROOMS = (
     "tasks",
     "trajectories",
     "train",
+    "evaluate",
     "harness",
 )  # in the order `tad --help` lists their commands
 

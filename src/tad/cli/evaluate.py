@@ -1,0 +1,400 @@
+"""`tad eval`, `tad regrade`, `tad points`, `tad compare`, `tad throughput`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tad.errors import TadError
+
+if TYPE_CHECKING:
+    from tad.evaluation import CurveTable, EvalRecipe, Results
+    from tad.evaluation.run import Progress
+    from tad.evaluation.sweep import Setting
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command("eval")(evaluate)
+    app.command("regrade")(regrade)
+    app.command("points")(points)
+    app.command("compare")(compare)
+    app.command("throughput")(throughput)
+
+
+Model = Annotated[str, typer.Argument(help="A directory or a hub id.")]
+Adapter = Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")]
+Dtype = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Directory with the data (default: TAD_DATA, else the hub).")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A parameter of the decoder (threshold=0.4), or of a task (gsm8k.extraction=flexible); repeat it.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+YMax = Annotated[
+    str | None,
+    typer.Option(
+        help="AUP's y_max in percent: a number, or gsm8k=80.2,math=43.1; default: the table's highest accuracy."
+    ),
+]
+Base = Annotated[
+    Path | None, typer.Option(help="Run or sweep whose one-token accuracy the speeds are measured against.")
+]
+
+
+def evaluate(
+    model: Model,
+    tasks: Annotated[
+        str, typer.Option(help="Names from `tad tasks`, with commas; 'nano' is the three nano tasks.")
+    ],
+    decoder: Annotated[
+        str, typer.Option(help="From `tad decoders`; a sweep takes several, with commas.")
+    ] = "tad",
+    adapter: Adapter = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run (default: under runs/eval).")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split (default: each task's own).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N examples of each task.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="N examples of each task, drawn by their ids.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows decoded at once; decides speed, not rows.")] = 16,
+    gen_length: Annotated[int, typer.Option(min=1, help="Positions to generate.")] = 256,
+    settings: Settings = None,
+    template: Annotated[str, typer.Option(help="The prompt template.")] = "tad",
+    templates: Annotated[
+        str | None, typer.Option(help="Several with commas, or 'all': each, and the spread.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="The default grid of thresholds: points and AUP.")
+    ] = False,
+    threshold: Annotated[
+        str | None, typer.Option(help="A threshold; several with commas make a sweep.")
+    ] = None,
+    y_max: YMax = None,
+    base: Base = None,
+    no_grade: Annotated[
+        bool, typer.Option("--no-grade", help="Only decode; `tad regrade` grades later.")
+    ] = False,
+    graders: Annotated[
+        int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Only matters with a temperature.")] = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    data_dir: DataDir = None,
+    workers: Annotated[str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.")] = None,
+    levels: Annotated[bool, typer.Option("--levels", help="Print every level, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Accuracy and tokens per forward on tasks. Run the same command again to continue."""
+    if workers not in (None, "ray"):
+        raise TadError(f"--workers {workers}: not known; known: ray")
+    values = [] if threshold is None else _numbers("--threshold", threshold)
+    decoders = [name.strip() for name in decoder.split(",") if name.strip()]
+    swept = sweep or len(values) > 1 or len(decoders) > 1
+    if sweep and values:
+        raise TadError("--sweep is the default grid and --threshold is your own: give one of them")
+    own, options = _settings(settings or [])
+    if len(values) == 1 and not swept:
+        if "threshold" in own:
+            raise TadError("--threshold and --set threshold= are the same parameter; give one")
+        own["threshold"] = values[0]
+
+    from tad.cli.decode import _busy, _load
+    from tad.decoding import get_decoder
+    from tad.evaluation import EvalRecipe, list_tasks
+    from tad.evaluation.questions import Questions
+    from tad.evaluation.sweep import plan
+
+    recipe = EvalRecipe(
+        model=model,
+        adapter=adapter,
+        tasks=list_tasks(
+            [name.strip() for name in tasks.split(",") if name.strip()],
+            split,
+            limit,
+            sample,
+            [template] if templates is None else [name.strip() for name in templates.split(",")],
+            options,
+        ),
+        decoder=decoders[0] if decoders else decoder,
+        settings=own,
+        gen_length=gen_length,
+        seed=seed,
+        batch_size=batch,
+        graders=graders,
+        device=device,
+        dtype=dtype,
+        data_dir=None if data_dir is None else str(data_dir),
+    )
+    for name in decoders or [
+        decoder
+    ]:  # what does not depend on the model is refused before its weights are read
+        get_decoder(name, **own).prepared(gen_length, shift=0)
+        if swept:
+            plan(name, "llada", gen_length, own, values or None)
+    Questions(recipe.tasks, recipe.data_dir)
+    folder = out or _default_out(recipe, decoders, swept)
+    if workers == "ray":
+        if swept:
+            raise TadError("--workers ray makes one run; sweep in one process, or make the runs one by one")
+        _run_with_ray(recipe, folder, not no_grade, levels, as_json)
+        return
+    with _busy(f"loading {model}"):
+        lm = _load(model, adapter, device, dtype)
+    watch = _Watch()
+    if not swept:
+        from tad.evaluation import evaluate as run
+
+        results = run(lm, recipe, folder, watch.report, watch.stopping, not no_grade)
+        _show_run(results, levels, as_json)
+    else:
+        from tad.evaluation import run_sweep
+
+        run_sweep(lm, recipe, folder, decoders, values or None, watch.begin, watch.stopping, not no_grade)
+        if no_grade and not watch.interrupted:
+            typer.echo(f"decoded; grade with: tad regrade {folder}")
+        elif not watch.interrupted:
+            _show_points([folder], y_max, base, folder, as_json)
+    if watch.interrupted:
+        typer.echo("stopped: run the same command again to continue", err=True)
+        raise typer.Exit(130)
+
+
+def regrade(
+    folder: Annotated[Path, typer.Argument(help="A run of `tad eval`, or a sweep of them.")],
+    missing: Annotated[bool, typer.Option("--missing", help="Only rows without a verdict.")] = False,
+    data_dir: DataDir = None,
+    graders: Annotated[
+        int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")
+    ] = None,
+    levels: Annotated[bool, typer.Option("--levels", help="Print every level, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Grade the texts of a run again, or for the first time where they were decoded without grading."""
+    from tad.evaluation import regrade as grade_again
+    from tad.evaluation.curves import find_runs
+
+    for path in find_runs(folder):
+        results, changed = grade_again(path, None if data_dir is None else str(data_dir), missing, graders)
+        typer.echo(f"{path}: {changed} verdicts changed", err=True)
+        _show_run(results, levels, as_json)
+
+
+def points(
+    folders: Annotated[list[Path], typer.Argument(help="Sweeps made by `tad eval --sweep`, for one table.")],
+    y_max: YMax = None,
+    base: Base = None,
+    out: Annotated[Path | None, typer.Option(help="Write the table there as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The curves of sweeps: points, AUP, and the speed within 1 and 3 points of the base's accuracy."""
+    _show_points(list(folders), y_max, base, out, as_json)
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs of `tad eval`; the others are compared with the first.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Runs beside each other: paired differences on the same examples, and what difference would have been seen."""
+    from tad.evaluation import compare_runs
+    from tad.evaluation.files import finite
+    from tad.evaluation.tables import show_comparison
+
+    found = compare_runs(runs)
+    typer.echo(json.dumps(finite(asdict(found))) if as_json else show_comparison(found))
+
+
+def throughput(
+    model: Model,
+    task: Annotated[str, typer.Option(help="Where the prompts are from.")] = "gsm8k",
+    decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
+    adapter: Adapter = None,
+    batch: Annotated[
+        str, typer.Option(help="Batch sizes, with commas; 1 is the published tables' measure.")
+    ] = "1",
+    limit: Annotated[int, typer.Option(min=1, help="Prompts to decode at each batch size.")] = 32,
+    warmup: Annotated[int, typer.Option(min=0, help="Batches run before the clock starts.")] = 2,
+    gen_length: Annotated[int, typer.Option(min=1, help="Positions to generate.")] = 256,
+    settings: Settings = None,
+    template: Annotated[str, typer.Option(help="The prompt template.")] = "tad",
+    device: Device = None,
+    dtype: Dtype = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens per second, by both counts, for one row at a time and for larger batches."""
+    sizes = [int(number) for number in _numbers("--batch", batch, whole=True)]
+    own, options = _settings(settings or [])
+
+    from tad.cli.decode import _busy, _load
+    from tad.decoding import get_decoder
+    from tad.evaluation import list_tasks, measure_speed
+    from tad.evaluation.questions import Questions
+    from tad.evaluation.tables import show_speeds
+    from tad.training.record import describe_machine
+    from tad.trajectories.privileged import plain_ids
+
+    get_decoder(decoder, **own).prepared(gen_length, shift=0)
+    sections = list_tasks([task], sample=None, limit=limit, templates=[template], options=options)
+    items = Questions(sections, None if data_dir is None else str(data_dir)).items
+    with _busy(f"loading {model}"):
+        lm = _load(model, adapter, device, dtype)
+    prompts = [plain_ids(lm, item.task, item.example, item.template) for item in items]
+    speeds = list(measure_speed(lm, prompts, decoder, gen_length, sizes, warmup, **own))
+    machine = describe_machine()
+    if as_json:
+        found = [{**asdict(speed), "tokens_per_second": speed.tokens_per_second} for speed in speeds]
+        typer.echo(json.dumps({"decoder": decoder, "speeds": found, "machine": machine}))
+        return
+    typer.echo(show_speeds(speeds))
+    typer.echo(
+        f"{decoder} on {model}, {task}, gen_length {gen_length}, {lm.dtype}, {machine['device']}; {warmup} batches of warm-up left out"
+    )
+
+
+# Options
+
+
+def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
+    try:
+        found = [float(int(word)) if whole else float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise TadError(f"{option} {text}: should be numbers with commas between them") from None
+    if not found:
+        raise TadError(f"{option}: no number given")
+    if len(set(found)) < len(found):
+        raise TadError(f"{option} {text}: a number stands there twice")
+    return found
+
+
+def _settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """`--set` as parameters of the decoder, and as options by task."""
+    from tad.cli.decode import _scalar
+
+    own: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        task, dot, name = key.strip().rpartition(".")
+        if not equals or not name:
+            raise TadError(f"--set {setting}: should be KEY=VALUE, or TASK.KEY=VALUE for a task")
+        target = own if not dot or task == "decoder" else options.setdefault(task, {})
+        name = name.replace("-", "_")
+        if name in target:
+            raise TadError(f"--set {setting}: {name} is set twice")
+        target[name] = _scalar(value.strip())
+    return own, options
+
+
+def _y_max(text: str | None) -> float | dict[str, float] | None:
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return float(text)
+        return {
+            task.strip(): float(value)
+            for task, _, value in (part.rpartition("=") for part in text.split(","))
+        }
+    except ValueError:
+        raise TadError(
+            f"--y-max {text}: should be a percentage, or TASK=PERCENT with commas between them"
+        ) from None
+
+
+def _default_out(recipe: EvalRecipe, decoders: list[str], swept: bool) -> Path:
+    names = [Path(name).name for name in (recipe.model, recipe.adapter) if name]
+    return Path("runs/eval") / "-".join([*names, "sweep" if swept else decoders[0]])
+
+
+# Progress and printing
+
+
+class _Watch:
+    """A line of progress, and a first Ctrl-C that lets the batch in flight finish."""
+
+    def __init__(self) -> None:
+        self.interrupted, self._began, self._label, self._drawn = False, time.monotonic(), "", 0.0
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, *_: object) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        typer.echo("\nfinishing the batch in flight; press Ctrl-C again to drop it", err=True)
+
+    def stopping(self) -> bool:
+        return self.interrupted
+
+    def begin(self, setting: Setting) -> Any:
+        """A reporter for the next run of a sweep."""
+        self._began, self._label = time.monotonic(), f"{setting.name}: "
+        return self.report
+
+    def report(self, progress: Progress) -> None:
+        now, last = time.monotonic(), progress.rows == progress.total
+        live = sys.stderr.isatty()
+        if live and now - self._drawn < 0.2 and not last:
+            return
+        self._drawn = now
+        left = (progress.total - progress.rows) * (now - self._began) / max(1, progress.made)
+        accuracy = (
+            f"accuracy {progress.accuracy:.1f} % of {progress.graded}" if progress.graded else "not graded"
+        )
+        line = (
+            f"{self._label}{progress.rows}/{progress.total}  {accuracy}  TPF {progress.count.tpf:.2f} "
+            f"(all {progress.count.tpf_all:.2f})  {left:.0f} s left"
+        )
+        if live:
+            typer.echo(f"\r\x1b[K{line}", err=True, nl=last)
+        else:
+            typer.echo(line, err=True)
+
+
+def _run_with_ray(recipe: EvalRecipe, folder: Path, grade: bool, levels: bool, as_json: bool) -> None:
+    from tad.evaluation.workers import evaluate_with_ray
+
+    _show_run(evaluate_with_ray(recipe, folder, _Watch().report, grade), levels, as_json)
+
+
+def _show_run(results: Results, levels: bool, as_json: bool) -> None:
+    from tad.evaluation.tables import show_summary
+
+    text = (results.folder / "summary.json").read_text(encoding="utf-8")
+    if as_json:
+        typer.echo(text.rstrip())
+        return
+    typer.echo(show_summary(json.loads(text), levels))
+    typer.echo(f"written: {results.folder}")
+
+
+def _show_points(
+    folders: list[Path], y_max: str | None, base: Path | None, out: Path | None, as_json: bool
+) -> CurveTable:
+    from tad.evaluation import tabulate
+    from tad.evaluation.curves import POINTS
+    from tad.evaluation.files import finite, write_json
+    from tad.evaluation.tables import show_curves
+
+    table = tabulate(folders, _y_max(y_max), base)
+    if out is not None:
+        write_json(out / POINTS if out.is_dir() else out, table.as_record())
+    typer.echo(json.dumps(finite(table.as_record())) if as_json else show_curves(table))
+    return table

@@ -1,0 +1,118 @@
+"""The questions of a run, and the grading of answers to them. Needs no model.
+
+An item is one example under one prompt template. Which items a run has follows from its recipe; a digest of them tells
+whether two runs, or a run and the data at hand, ask the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tad.errors import TadError
+from tad.evaluation.recipe import ALL, EvalTask
+from tad.evaluation.row import Key, Row
+from tad.tasks import Example, Prompt, Task, Verdict, get_task
+
+
+@dataclass(frozen=True)
+class Item:
+    """One example, asked with one template."""
+
+    task: Task
+    example: Example
+    template: str
+    label: str  # the task's name, with its file for your own
+
+    @property
+    def key(self) -> Key:
+        return (self.label, self.template, self.example.id)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.task.prompt(self.example, self.template)
+
+    @property
+    def digest(self) -> str:
+        """Of what is asked and what is right."""
+        return short_digest([self.example.question, str(self.example.answer)])
+
+
+class Questions:
+    """The items of a recipe, in order."""
+
+    def __init__(self, tasks: Sequence[EvalTask], data_dir: str | None = None) -> None:
+        self.items: list[Item] = []
+        self.facts: list[dict[str, Any]] = []  # per task, what decides the items, for the run's identity
+        self._tasks: dict[str, Task] = {}
+        for section in tasks:
+            self._add(section, data_dir)
+        self.by_key = {item.key: item for item in self.items}
+
+    def _add(self, section: EvalTask, data_dir: str | None) -> None:
+        task = get_task(section.name, data_dir=data_dir, **section.options)
+        split = task.check_split(section.split)
+        templates = task.templates if ALL in section.templates else tuple(section.templates)
+        for template in templates:
+            task.check_template(template)
+        examples = _choose(task.examples(split), section)
+        items = [
+            Item(task, example, template, section.name) for template in templates for example in examples
+        ]
+        self._tasks[section.name] = task
+        self.items += items
+        self.facts.append(
+            {
+                "name": section.name,
+                "split": split,
+                "limit": section.limit,
+                "sample": section.sample,
+                "templates": list(templates),
+                "options": dict(section.options),
+                "examples": len(examples),
+                "digest": short_digest([[item.example.id, item.digest] for item in items]),
+            }
+        )
+
+    def check_graders(self) -> None:
+        """Raise where answers could not be graded here, before an hour is spent on making them."""
+        for label, task in self._tasks.items():
+            first = next(item for item in self.items if item.label == label)
+            task.grade_many([(first.example, "")], 1)
+
+    def grade(self, rows: Sequence[Row], workers: int | None = None) -> list[Row]:
+        """The rows with verdicts, in order. Rows without an answer keep theirs."""
+        verdicts: dict[int, Verdict] = {}
+        by_task: dict[str, list[int]] = {}
+        for i, row in enumerate(rows):
+            if row.answered:
+                by_task.setdefault(row.task, []).append(i)
+        for label, indices in by_task.items():
+            pairs = [(self.by_key[rows[i].key].example, rows[i].text) for i in indices]
+            verdicts |= dict(zip(indices, self._tasks[label].grade_many(pairs, workers), strict=True))
+        return [row.judged(verdicts[i]) if i in verdicts else row for i, row in enumerate(rows)]
+
+
+def _choose(examples: list[Example], section: EvalTask) -> list[Example]:
+    if section.sample is not None:
+        if section.sample > len(examples):
+            raise TadError(
+                f"task '{section.name}' has {len(examples)} examples; sample {section.sample} is too many"
+            )
+        drawn = sorted(examples, key=lambda example: short_digest(example.id))[: section.sample]
+        chosen = {example.id for example in drawn}
+        return [example for example in examples if example.id in chosen]
+    return examples[: section.limit]
+
+
+def short_digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+
+
+def sections_of(facts: Iterable[dict[str, Any]]) -> list[EvalTask]:
+    """The recipe's tasks again, from a run's identity."""
+    names = ("name", "split", "limit", "sample", "templates", "options")
+    return [EvalTask(**{name: entry[name] for name in names}) for entry in facts]

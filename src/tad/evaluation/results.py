@@ -1,0 +1,212 @@
+"""The directory of a run: whose it is, its rows, its summary and its record.
+
+    eval.json      the run's identity; a directory is continued only by the run it belongs to
+    rows.jsonl     one row per example, in the order of the data
+    summary.json   accuracy, tokens per forward and their standard errors
+    run.json       every call: time, machine, commit, arguments
+
+While a run is under way its rows are in `part-*.jsonl`, one file per process, in the order they were finished. They become
+`rows.jsonl` when the last one is there. A kill at any moment loses the rows in flight and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tad.errors import TadError
+from tad.evaluation.files import (
+    append_lines,
+    create_folder,
+    cut_torn,
+    is_vacant,
+    read_lines,
+    waiting,
+    write_json,
+    write_whole,
+    writing,
+)
+from tad.evaluation.row import Key, Row
+from tad.evaluation.summary import summarise
+from tad.training.record import RECORD, describe_machine
+
+SCHEMA_VERSION = 1
+META = "eval.json"
+ROWS = "rows.jsonl"
+SUMMARY = "summary.json"
+_NAMES = ("source", "code")  # may differ between calls of one run
+
+
+@dataclass(frozen=True)
+class RunMeta:
+    """What decides the rows of a run, and where its weights came from."""
+
+    model: str  # fingerprint of the base weights
+    adapter: str | None  # fingerprint of the adapter
+    tokenizer: str
+    family: str
+    dtype: str
+    decoder: dict[str, Any]  # name, parts and every parameter
+    gen_length: int
+    seed: int
+    tasks: list[dict[str, Any]]
+    source: dict[str, Any]  # model and adapter as they were named
+    code: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    def difference(self, other: RunMeta) -> str | None:
+        """The first thing that differs, in words: 'decoder.threshold is 0.5 there and 0.4 here'."""
+        mine, theirs = (flatten(run.deciding()) for run in (self, other))
+        for key in mine | theirs:
+            if mine.get(key) != theirs.get(key):
+                return f"{key} is {mine.get(key)!r} there and {theirs.get(key)!r} here"
+        return None
+
+    def deciding(self) -> dict[str, Any]:
+        values = {key: value for key, value in asdict(self).items() if key not in _NAMES}
+        values["tasks"] = {entry["name"]: entry for entry in self.tasks}
+        return values
+
+    @property
+    def label(self) -> str:
+        """Short, for tables: decoder and model, and the adapter if there is one."""
+        names = [Path(str(name)).name for name in (self.source["model"], self.source["adapter"]) if name]
+        return f"{self.decoder['name']} on {' + '.join(names)}"
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+class Results:
+    """A run on disk."""
+
+    def __init__(self, folder: Path, meta: RunMeta) -> None:
+        self.folder, self.meta = folder, meta
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Results:
+        """A run that exists."""
+        folder = Path(folder)
+        path = folder / META
+        if not path.is_file():
+            raise TadError(f"{folder}: no run here ({META} is missing); make one with 'tad eval'")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            found = values.get("schema_version")
+            if found != SCHEMA_VERSION:
+                raise TadError(
+                    f"{path}: schema version {found}, this package reads {SCHEMA_VERSION}; evaluate again"
+                )
+            return cls(folder, RunMeta(**values))
+        except (json.JSONDecodeError, TypeError, AttributeError):
+            raise TadError(f"{path}: is not the description of a run; evaluate again") from None
+
+    @classmethod
+    def open_or_create(cls, folder: str | Path, meta: RunMeta) -> Results:
+        """The run at `folder` if it is the one described by `meta`, or a new one there."""
+        folder = Path(folder)
+        if (folder / META).exists():
+            found = cls.open(folder)
+            different = found.meta.difference(meta)
+            if different:
+                raise TadError(f"{folder}: holds another run: {different}; use another --out directory")
+            return found
+        if folder.exists() and not folder.is_dir():
+            raise TadError(f"{folder}: is a file; use another --out directory")
+        create_folder(folder)
+        if not is_vacant(folder) and not (folder / META).exists():  # another rank may have made it just now
+            raise TadError(f"{folder}: is not empty and holds no run; use another --out directory")
+        write_json(folder / META, asdict(meta))
+        return cls(folder, meta)
+
+    @contextmanager
+    def writing(self, rank: int = 0, world: int = 1) -> Iterator[None]:
+        """Hold the right to add rows, by rank; see `files.writing`."""
+        with writing(self.folder, rank, world):
+            self._part = self.folder / f"part-{rank:05d}.jsonl"
+            if self._part.exists():
+                cut_torn(self._part)
+            yield
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add finished rows."""
+        append_lines(self._part, [row.as_record() for row in rows])
+
+    def rows(self) -> list[Row]:
+        """All rows there are, in the order of the data where the run is complete. A verdict is never lost to a line
+        without one: rows may have been graded by another process than the one that wrote them."""
+        found: dict[Key, Row] = {}
+        whole = self.folder / ROWS
+        paths = ([whole] if whole.exists() else []) + sorted(self.folder.glob("part-*.jsonl"))
+        for path in paths:
+            for number, values in enumerate(read_lines(path), start=1):
+                row = Row.from_record(values, f"{path}:{number}")
+                if row.correct is not None or row.key not in found or found[row.key].correct is None:
+                    found[row.key] = row
+        return list(found.values())
+
+    def settle(self, order: Sequence[Key], rows: Sequence[Row]) -> None:
+        """Make `rows.jsonl` and the summary of these rows, in `order`, and drop the parts they came from."""
+        by_key = {row.key: row for row in rows}
+        ordered = [by_key[key] for key in order if key in by_key]
+        lines = (json.dumps(row.as_record(), ensure_ascii=False) + "\n" for row in ordered)
+        write_whole(self.folder / ROWS, "".join(lines))
+        for part in self.folder.glob("part-*.jsonl"):
+            part.unlink()
+        self.summarise(ordered)
+
+    def close(self, order: Sequence[Key]) -> None:
+        """At the end of a process: `settle` if every row of the run is there, else sum up those that are."""
+        with self.quiet():
+            rows = self.rows()
+            if {row.key for row in rows} == set(order):
+                self.settle(order, rows)
+            else:
+                self.summarise(rows)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While no other process of the run replaces files."""
+        with waiting(self.folder, "quiet"):
+            yield
+
+    def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
+        planned = sum(entry["examples"] * len(entry["templates"]) for entry in self.meta.tasks)
+        summary = {"run": asdict(self.meta), "complete": len(rows) == planned, **summarise(rows)}
+        write_json(self.folder / SUMMARY, summary)
+        return summary
+
+    def record(self, recipe: dict[str, Any], **facts: Any) -> None:
+        """Begin a call in the run's record."""
+        record = self._read_record()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record["recipe"] = recipe
+        record["calls"].append({"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts})
+        write_json(self.folder / RECORD, record)
+
+    def complete_record(self, **facts: Any) -> None:
+        """Add what is known at the end of the last call."""
+        record = self._read_record()
+        record["calls"][-1] |= facts
+        write_json(self.folder / RECORD, record)
+
+    def _read_record(self) -> dict[str, Any]:
+        path = self.folder / RECORD
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {"calls": []}
+
+    def last_recipe(self) -> dict[str, Any]:
+        """The recipe of the last call, or nothing."""
+        return dict(self._read_record().get("recipe", {}))

@@ -1,0 +1,297 @@
+"""A run: every item of a recipe decoded, graded and written, resumable at any moment.
+
+Rows of similar prompt length share a batch. A row is a function of the model, the recipe and its example, whatever the
+batch, the number of processes or the interruptions (in fp32; in half precision a kernel may round differently for
+another batch shape). Batches are graded while the next ones are decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tad
+from tad.decoding import Decoded, decode, get_decoder
+from tad.decoding.decoders import describe, parameters
+from tad.errors import TadError
+from tad.evaluation.count import Count
+from tad.evaluation.questions import Item, Questions, sections_of
+from tad.evaluation.recipe import EvalRecipe
+from tad.evaluation.results import Results, RunMeta
+from tad.evaluation.row import UNFIT, Row
+from tad.models import LM
+from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.trajectories.privileged import plain_ids
+
+_WINDOW = 16  # batches' worth of items that are sorted by length together
+_AHEAD = 4  # batches that may wait for a grader
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which weights a model has. Reads them all, so it is made once per model."""
+
+    model: str
+    adapter: str | None
+    tokenizer: str
+
+    @classmethod
+    def of(cls, lm: LM) -> Identity:
+        return cls(fingerprint_model(lm), fingerprint_adapter(lm), fingerprint_tokenizer(lm))
+
+
+def fingerprint_adapter(lm: LM) -> str | None:
+    """Of the values of the attached adapter; None without one."""
+    if lm.peft is None:
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(lm.model.named_parameters()):
+        if "lora_" in name:
+            digest.update(name.encode() + tensor.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Runner:
+    """Turns items into rows. Holds the model; writes nothing and grades nothing."""
+
+    def __init__(self, lm: LM, recipe: EvalRecipe, identity: Identity | None = None) -> None:
+        self.lm, self.recipe = lm, recipe
+        self.identity = identity or Identity.of(lm)
+        chosen = get_decoder(recipe.decoder, lm.family.name, **recipe.settings)
+        chosen.prepared(recipe.gen_length, lm.family.shift)  # refuse it now, not at the first batch
+        self.decoder = chosen
+
+    def meta(self, questions: Questions) -> RunMeta:
+        decoder = self.decoder
+        return RunMeta(
+            model=self.identity.model,
+            adapter=self.identity.adapter,
+            tokenizer=self.identity.tokenizer,
+            family=self.lm.family.name,
+            dtype=str(self.lm.dtype).removeprefix("torch."),
+            decoder={"name": decoder.name, **describe(decoder), **parameters(decoder)},
+            gen_length=self.recipe.gen_length,
+            seed=self.recipe.seed,
+            tasks=questions.facts,
+            source={"model": self.lm.source, "adapter": self.lm.adapter},
+            code=tad.__version__,
+        )
+
+    def run(self, items: Sequence[Item]) -> Iterator[list[Row]]:
+        """Ungraded rows, a batch at a time."""
+        size = self.recipe.batch_size
+        room = self.lm.context - self.recipe.gen_length
+        for low in range(0, len(items), _WINDOW * size):
+            chosen = items[low : low + _WINDOW * size]
+            window = [(item, plain_ids(self.lm, item.task, item.example, item.template)) for item in chosen]
+            unfit = [self._unfit(item, ids) for item, ids in window if len(ids) > room]
+            if unfit:
+                yield unfit
+            fitting = sorted(
+                (entry for entry in window if len(entry[1]) <= room), key=lambda entry: len(entry[1])
+            )
+            for first in range(0, len(fitting), size):
+                yield from self._decode(fitting[first : first + size])
+
+    def _decode(self, batch: Sequence[tuple[Item, list[int]]]) -> Iterator[list[Row]]:
+        seeds = [row_seed(self.recipe.seed, item.example.id, 0) for item, _ in batch]
+        began = time.perf_counter()
+        try:
+            found = decode(self.lm, [ids for _, ids in batch], self.decoder, self.recipe.gen_length, seeds)
+        except torch.OutOfMemoryError:
+            found = None
+        if found is None:  # outside the handler, whose traceback holds the tensors
+            if len(batch) == 1:
+                raise TadError(
+                    f"one row of {len(batch[0][1])} prompt tokens does not fit the device's memory; "
+                    "use a smaller --gen-length or --dtype bf16"
+                )
+            torch.cuda.empty_cache()
+            half = len(batch) // 2
+            yield from self._decode(batch[:half])
+            yield from self._decode(batch[half:])
+            return
+        share = (time.perf_counter() - began) / len(batch)
+        yield [self._row(item, ids, one, share) for (item, ids), one in zip(batch, found, strict=True)]
+
+    def _row(self, item: Item, ids: list[int], found: Decoded, share: float) -> Row:
+        return Row(
+            **self._asked(item, ids),
+            text=item.prompt.cut(self.lm.decode(found.answer)),
+            correct=None,
+            reason=None,
+            extracted=None,
+            tokens=len(found.content),
+            tokens_all=len(found.tokens),
+            forwards=found.forwards,
+            seconds=round(found.seconds, 6),
+            share=round(share, 6),
+            ids=found.tokens,
+            steps=found.steps,
+        )
+
+    def _unfit(self, item: Item, ids: list[int]) -> Row:
+        return Row(
+            **self._asked(item, ids), text="", correct=False, reason=UNFIT, extracted=None, tokens=0, tokens_all=0,
+            forwards=0, seconds=0.0, share=0.0, ids=[], steps=[],
+        )  # fmt: skip
+
+    def _asked(self, item: Item, ids: list[int]) -> dict[str, Any]:
+        return {
+            "task": item.label,
+            "template": item.template,
+            "id": item.example.id,
+            "level": item.example.level,
+            "question": item.digest,
+            "prompt": self.lm.decode(ids, skip_special=False),
+        }
+
+
+@dataclass
+class Progress:
+    """How far a run is, with what the rows show so far; rows of earlier calls included."""
+
+    total: int
+    rows: int = 0
+    graded: int = 0
+    correct: int = 0
+    count: Count = Count()  # noqa: RUF009 - a frozen value
+    made: int = 0  # by this call
+
+    def take(self, rows: Sequence[Row], new: bool = True) -> None:
+        self.rows += len(rows)
+        self.made += len(rows) if new else 0
+        self.count += Count.of(rows)
+        self.judge(rows)
+
+    def judge(self, rows: Sequence[Row]) -> None:
+        """Count verdicts."""
+        self.graded += sum(row.correct is not None for row in rows)
+        self.correct += sum(bool(row.correct) for row in rows)
+
+    @property
+    def accuracy(self) -> float:
+        return 100 * self.correct / self.graded if self.graded else math.nan
+
+
+Report = Callable[[Progress], None]
+
+
+def evaluate(
+    lm: LM,
+    recipe: EvalRecipe,
+    out: str | Path,
+    report: Report | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    grade: bool = True,
+    questions: Questions | None = None,
+    identity: Identity | None = None,
+) -> Results:
+    """Do what is missing of a run, in this process; under torchrun, this process's share of it.
+
+    With `grade` off, rows are written without verdicts and `regrade` adds them, perhaps elsewhere. `questions` and
+    `identity` are passed by callers that evaluate the same examples or the same model many times.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    questions = questions or Questions(recipe.tasks, recipe.data_dir)
+    if grade:
+        questions.check_graders()
+    runner = Runner(lm, recipe, identity)
+    results = Results.open_or_create(out, runner.meta(questions))
+    order = [item.key for item in questions.items]
+    with results.writing(rank, world):
+        with results.quiet():
+            found = {row.key: row for row in results.rows()}
+        mine = [item for item in questions.items[rank::world] if item.key not in found]
+        progress = Progress(len(order[rank::world]))
+        share = set(order[rank::world])
+        earlier = [row for key, row in found.items() if key in share]
+        progress.take(earlier, new=False)
+        if rank == 0 and mine:
+            results.record(recipe.model_dump(mode="json"), rows_before=len(found), processes=world)
+        began = time.monotonic()
+        with Grading(questions, results, progress, recipe.graders, grade, report) as grading:
+            if grade:
+                grading.put([row for row in earlier if row.correct is None], new=False)
+            for rows in runner.run(mine) if mine else ():
+                grading.put(rows)
+                if stopping():
+                    break
+        if rank == 0 and mine:
+            results.complete_record(rows_made=progress.made, seconds=round(time.monotonic() - began, 2))
+        results.close(order)
+    return results
+
+
+class Grading:
+    """A thread that grades and writes batches while the next ones are decoded."""
+
+    def __init__(
+        self,
+        questions: Questions,
+        results: Results,
+        progress: Progress,
+        workers: int | None,
+        grade: bool,
+        report: Report | None,
+    ) -> None:
+        self._questions, self._results, self._progress = questions, results, progress
+        self._workers, self._grade, self._report = workers, grade, report
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: list[Future[None]] = []
+
+    def __enter__(self) -> Grading:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            for future in self._pending if kind is None else ():
+                future.result()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def put(self, rows: list[Row], new: bool = True) -> None:
+        """Hand over rows; waits where the graders fall behind. `new` is off for rows that lack only a verdict."""
+        if not rows:
+            return
+        self._pending.append(self._thread.submit(self._finish, rows, new))
+        while self._pending and (len(self._pending) > _AHEAD or self._pending[0].done()):
+            self._pending.pop(0).result()
+
+    def _finish(self, rows: list[Row], new: bool) -> None:
+        if self._grade:
+            rows = self._questions.grade(rows, self._workers)
+        self._results.add(rows)
+        (self._progress.take if new else self._progress.judge)(rows)
+        if self._report is not None:
+            self._report(self._progress)
+
+
+def regrade(
+    folder: str | Path, data_dir: str | None = None, only_missing: bool = False, workers: int | None = None
+) -> tuple[Results, int]:
+    """Grade the rows of a run again (or those without a verdict); returns the run and how many verdicts changed."""
+    results = Results.open(folder)
+    chosen = data_dir or results.last_recipe().get("data_dir")
+    questions = Questions(sections_of(results.meta.tasks), chosen)
+    for there, here in zip(results.meta.tasks, questions.facts, strict=True):
+        if there["digest"] != here["digest"]:
+            raise TadError(
+                f"{folder}: the examples of '{here['name']}' are not those of the run; name its data with --data-dir"
+            )
+    with results.writing():
+        rows = results.rows()
+        chosen_rows = [row for row in rows if row.correct is None or not only_missing]
+        judged = {row.key: row for row in questions.grade(chosen_rows, workers)}
+        changed = sum(row.correct != judged[row.key].correct for row in chosen_rows)
+        results.settle([item.key for item in questions.items], [judged.get(row.key, row) for row in rows])
+    return results, changed

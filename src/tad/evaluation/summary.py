@@ -1,0 +1,106 @@
+"""Rows in numbers: accuracy and tokens per forward, by task, template and level, with standard errors. Percentages."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from tad.evaluation.count import Count
+from tad.evaluation.row import UNFIT, Row
+from tad.tasks import Score
+
+Z95 = 1.959963984540054
+
+
+def measure(rows: Sequence[Row]) -> dict[str, Any]:
+    """What one group of rows shows. Accuracy is over the graded ones; what does not fit the context is wrong."""
+    graded = [row for row in rows if row.correct is not None]
+    score = Score(len(graded), sum(bool(row.correct) for row in graded))
+    low, high = wilson(score)
+    count = Count.of(rows)
+    decoding = sum(row.share for row in rows)
+    return {
+        "n": len(rows),
+        "graded": score.count,
+        "correct": score.correct,
+        "accuracy": 100 * score.accuracy,
+        "se": 100 * score.standard_error,
+        "interval": [100 * low, 100 * high],
+        "tpf": count.tpf,
+        "tpf_se": count.tpf_error,
+        "tpf_all": count.tpf_all,
+        "tokens": count.tokens,
+        "tokens_all": count.tokens_all,
+        "forwards": count.forwards,
+        "decoding_seconds": decoding,
+        "tokens_per_second": count.tokens / decoding if decoding else math.nan,
+        "unfit": sum(row.reason == UNFIT for row in rows),
+    }
+
+
+def wilson(score: Score, z: float = Z95) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share: it is not empty at 0 or 1, as the standard error is."""
+    n, p = score.count, score.accuracy
+    if not n:
+        return math.nan, math.nan
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Groups by task, template and level; over all tasks of a template; and each task's spread over its templates."""
+    groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        groups[row.task][row.template].append(row)
+    tasks = {
+        task: {template: _with_levels(found) for template, found in by_template.items()}
+        for task, by_template in groups.items()
+    }
+    templates = list(dict.fromkeys(row.template for row in rows))
+    overall = {
+        name: _over_tasks([row for row in rows if row.template == name], tasks, name) for name in templates
+    }
+    summary: dict[str, Any] = {"n": len(rows), "tasks": tasks, "overall": overall}
+    spread = {task: _spread(found) for task, found in tasks.items() if len(found) > 1}
+    return summary | ({"spread": spread} if spread else {})
+
+
+def _with_levels(rows: Sequence[Row]) -> dict[str, Any]:
+    levels = sorted({row.level for row in rows if row.level is not None})
+    wrong = Counter(_reason_class(row.reason) for row in rows if row.correct is False and row.reason)
+    return {
+        **measure(rows),
+        "levels": {level: measure([row for row in rows if row.level == level]) for level in levels},
+        "wrong": dict(wrong.most_common(10)),
+    }
+
+
+def _over_tasks(rows: Sequence[Row], tasks: dict[str, Any], template: str) -> dict[str, Any]:
+    """All examples alike, and beside it the mean over tasks, as published tables average."""
+    found = [by_template[template] for by_template in tasks.values() if template in by_template]
+    mean = {
+        "tasks": len(found),
+        "accuracy": sum(entry["accuracy"] for entry in found) / len(found),
+        "se": math.sqrt(sum(entry["se"] ** 2 for entry in found)) / len(found),
+        "tpf": sum(entry["tpf"] for entry in found) / len(found),
+    }
+    return {**measure(rows), "mean_of_tasks": mean}
+
+
+def _spread(by_template: dict[str, Any]) -> dict[str, Any]:
+    """How far a task's numbers move with the template."""
+
+    def extent(name: str) -> float:
+        values = [entry[name] for entry in by_template.values()]
+        return float(max(values) - min(values))
+
+    best = max(by_template, key=lambda name: by_template[name]["accuracy"])
+    return {"templates": len(by_template), "accuracy": extent("accuracy"), "tpf": extent("tpf"), "best": best}
+
+
+def _reason_class(reason: str) -> str:
+    """A reason without its particulars, so that reasons can be counted."""
+    return "".join("n" if c.isdigit() else c for c in reason.partition(";")[0])[:60]
