@@ -1,0 +1,341 @@
+"""Distillation: from a recipe and stored trajectories to an adapter (or a model trained whole), its log and its record."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainingArguments, set_seed
+
+from tad.errors import TadError
+from tad.models import LM, load
+from tad.models.checkpoint import locate, read_json
+from tad.training.batches import MicroBatches, Split
+from tad.training.distill_recipe import DistillRecipe
+from tad.training.distill_trainer import DistillTrainer, Evaluate, HeldOut, StepLog
+from tad.training.objectives import LossModule, Objective, get_objective
+from tad.training.optimizer import RatePlan
+from tad.training.record import write_record
+from tad.training.states import TrajectorySet, read_stores
+from tad.training.trainer import POSITION, Progress, checkpoints, last_checkpoint
+from tad.training.weights import gather_weights, save_model, save_weights
+from tad.trajectories.window import read_window
+
+ADAPTER, MODEL, LOG = "adapter", "model", "log.jsonl"
+ZERO2 = {
+    "zero_optimization": {
+        "stage": 2,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 200_000_000,
+        "allgather_bucket_size": 200_000_000,
+    },
+    "zero_allow_untested_optimizer": True,
+    "bf16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+}
+"""DeepSpeed's configuration for distributed: deepspeed; `auto` is filled in from the recipe."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended. `path` is the adapter or model directory of a finished run, else the run's directory."""
+
+    path: Path
+    step: int
+    steps: int
+    finished: bool
+    interrupted: bool = False
+
+
+def distill(
+    recipe: DistillRecipe,
+    out: Path,
+    resume: bool = False,
+    evaluate: Evaluate | None = None,
+    lm: LM | None = None,
+    stop_at: int | None = None,
+    quiet: bool = False,
+) -> Outcome:
+    """Train, and leave adapter, checkpoints, log and record in `out`.
+
+    `lm` is a base that is already loaded, without an adapter; it comes back with the trained one attached. `stop_at`
+    saves and stops after that step, to be resumed.
+    """
+    began = time.monotonic()
+    checkpoint = _check_directory(recipe, out, resume)
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)
+    arguments = training_arguments(recipe, out, split)
+    if lm is None:
+        lm = load(recipe.model, device=_device(recipe), dtype=recipe.dtype)
+    trajectories = read_stores([Path(folder) for folder in recipe.trajectories], lm)
+    objective = build_objective(recipe, lm)
+    data = MicroBatches(
+        trajectories, objective, split, recipe.states, recipe.seed, recipe.batch.pool, recipe.filler_states
+    )
+    data.total_steps = steps = recipe.learning.steps or math.ceil(
+        recipe.learning.epochs * data.steps_per_epoch
+    )
+    held_out = None
+    if recipe.validation:
+        held = read_stores([Path(folder) for folder in recipe.validation], lm)
+        held_out = HeldOut(held, objective, recipe.validation_states, split, recipe.seed)
+    arguments.max_steps = steps
+    arguments.warmup_steps = round(recipe.learning.warmup * steps)
+    set_seed(recipe.seed)  # adapters start the same on every process
+    module = build_module(recipe, lm, objective, arguments.bf16)
+    set_seed(recipe.seed + rank)  # dropout does not
+    stop = Stop(stop_at)
+    start = 0 if checkpoint is None else int(read_json(checkpoint / POSITION)["step"])
+    trainer = DistillTrainer(
+        lm,
+        module,
+        data,
+        steps,
+        start,
+        recipe.keep,
+        recipe.decides(),
+        workers=_workers(recipe),
+        held_out=held_out,
+        validate_every=recipe.validate_every,
+        evaluate=evaluate,
+        evaluate_every=recipe.evaluation.every if recipe.evaluation else recipe.validate_every,
+        args=arguments,
+        callbacks=[stop, StepLog(out / LOG, start), *([] if quiet else [Progress(RatePlan(steps, 0, 0.0))])],
+    )
+    stop.trainer = trainer
+    with stop.listening(), explained(recipe):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finished = trainer.state.global_step >= steps
+    path = write_result(trainer, recipe, out) if finished else out
+    if arguments.should_save:
+        write_record(
+            out,
+            recipe.model_dump(mode="json"),
+            finished=finished,
+            objective=asdict(objective),
+            **facts(lm, trajectories, data, trainer),
+            minutes=round((time.monotonic() - began) / 60, 2),
+        )
+    trainer.accelerator.wait_for_everyone()
+    return Outcome(path, trainer.state.global_step, steps, finished, stop.asked)
+
+
+def build_objective(recipe: DistillRecipe, lm: LM) -> Objective:
+    """The recipe's objective for this model; a measured window is read from beside the first store."""
+    settings = recipe.objective.settings
+    if "window" in settings and settings["window"] != "all":
+        settings["window"] = read_window(recipe.trajectories[0], settings["window"])
+    return get_objective(recipe.objective.name, mask_token=lm.tokens.mask, family=lm.family, **settings)
+
+
+def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool) -> LossModule:
+    """The model with what is trained in fp32 and, under bf16, everything frozen in bf16.
+
+    Trained whole, the model has no adapter to switch off: a teacher is then a frozen copy, one more time the weights.
+    """
+    if lm.peft is not None:
+        raise TadError("the model already carries an adapter; load it without one")
+    frozen = torch.bfloat16 if bf16 else torch.float32
+    teacher = None
+    if recipe.full:
+        if objective.needs_teacher or objective.needs_base:
+            teacher = copy.deepcopy(lm.model).to(frozen)
+        lm.model.float().requires_grad_(True)
+    else:
+        section = recipe.adapter
+        lm.model.to(frozen)
+        handle = lm.attach(section.rank, section.alpha, section.dropout)
+        handle.peft_config["default"].base_model_name_or_path = recipe.model
+        for weight in lm.model.parameters():
+            if weight.requires_grad:
+                weight.data = weight.data.float()
+    if recipe.gradient_checkpointing:
+        lm.model.gradient_checkpointing_enable({"use_reentrant": False})
+    if recipe.compile:
+        for layer in lm.model.layers():  # rows have many lengths, so shapes stay open
+            layer.compile()
+    module = LossModule(lm.model, objective, teacher, lean=recipe.lean)
+    module._no_split_modules = lm.model._no_split_modules  # what FSDP wraps one by one
+    return module
+
+
+def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> TrainingArguments:
+    """The library's settings for a run whose data, denominators and end are ours."""
+    learning, cuda = recipe.learning, torch.cuda.is_available() and recipe.device != "cpu"
+    bf16 = cuda if recipe.precision == "auto" else recipe.precision == "bf16"
+    report_to = recipe.report_to
+    if report_to is None:
+        report_to = ["tensorboard"] if find_spec("tensorboard") else []
+    schedule = (
+        "constant_with_warmup" if learning.schedule == "constant" and learning.warmup else learning.schedule
+    )
+    settings: dict[str, Any] = {}
+    if recipe.distributed == "fsdp":
+        settings["fsdp"] = True
+        settings["fsdp_config"] = {
+            "version": 2,
+            "reshard_after_forward": True,
+            "state_dict_type": "FULL_STATE_DICT",
+        }
+    elif recipe.distributed == "deepspeed":
+        if find_spec("deepspeed") is None:
+            raise TadError("distributed: deepspeed needs DeepSpeed: pip install 'tad-dllm[deepspeed]'")
+        settings["deepspeed"] = copy.deepcopy(ZERO2)
+    if split.ranks > 1 and not cuda:
+        settings["ddp_backend"] = "gloo"
+    return TrainingArguments(
+        output_dir=str(out),
+        per_device_train_batch_size=split.micro,
+        gradient_accumulation_steps=split.accumulation,
+        learning_rate=learning.lr,
+        lr_scheduler_type=schedule,
+        weight_decay=learning.weight_decay,
+        adam_beta1=learning.betas[0],
+        adam_beta2=learning.betas[1],
+        max_grad_norm=learning.clip,
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        bf16=bf16,
+        use_cpu=not cuda,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_steps=recipe.save_every,
+        save_strategy="steps",
+        ignore_data_skip=True,  # the sampler itself starts at the right step
+        ddp_find_unused_parameters=False,
+        seed=recipe.seed,
+        report_to=report_to or "none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        **settings,
+    )
+
+
+def write_result(trainer: DistillTrainer, recipe: DistillRecipe, out: Path) -> Path:
+    """The adapter directory, or the model's released layout; whole or not at all."""
+    lm, path = trainer.lm, out / (MODEL if recipe.full else ADAPTER)
+    state = gather_weights(trainer.accelerator.unwrap_model(trainer.model).student)
+    if trainer.args.should_save:
+        staging = path.with_name(f".{path.name}")
+        shutil.rmtree(staging, ignore_errors=True)
+        if recipe.full:
+            save_model(state, staging, locate(recipe.model))
+        else:
+            save_weights(state, staging, lm.peft.peft_config["default"])
+        shutil.rmtree(path, ignore_errors=True)
+        staging.rename(path)
+    return path
+
+
+def facts(lm: LM, trajectories: TrajectorySet, data: MicroBatches, trainer: DistillTrainer) -> dict[str, Any]:
+    """What the record says about a call beside the recipe."""
+    meta = trajectories.metas[0]
+    return {
+        "steps": trainer.state.global_step,
+        "planned_steps": trainer.steps,
+        "fingerprints": {"model": meta.model, "tokenizer": meta.tokenizer},
+        "stores": [
+            {"folder": str(folder), "order": meta.recipe.get("order"), "examples": meta.examples}
+            for folder, meta in zip(trajectories.folders, trajectories.metas, strict=True)
+        ],
+        "trajectories": len(trajectories),
+        "states_per_epoch": round(data.states_per_trajectory * len(trajectories)),
+        "steps_per_epoch": data.steps_per_epoch,
+        "trained_parameters": sum(p.numel() for p in lm.model.parameters() if p.requires_grad),
+        "processes": data.split.ranks,
+    }
+
+
+class Stop(TrainerCallback):
+    """Ends a run early with a checkpoint: at a step, or when the user or the cluster asks for it."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.asked = at, False
+        self.trainer: DistillTrainer | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Ctrl-C and termination ask politely; a second Ctrl-C does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {kind: signal.signal(kind, self._ask) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _ask(self, kind: int, frame: Any) -> None:
+        if self.asked and kind == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        assert self.trainer is not None
+        self.asked = self.trainer.over_processes({"asked": float(self.asked)})["asked"] > 0
+        if self.asked or state.global_step == self.at:
+            control.should_save = control.should_training_stop = True
+
+
+@contextmanager
+def explained(recipe: DistillRecipe) -> Iterator[None]:
+    """Out of memory, in words that help."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        fixes = []
+        if recipe.batch.micro > 1:
+            fixes.append(f"batch.micro={recipe.batch.micro // 2}")
+        if not recipe.gradient_checkpointing:
+            fixes.append("gradient_checkpointing=true")
+        fixes.append("distributed=fsdp on several GPUs")
+        raise TadError(f"out of GPU memory; the result stays the same with {' or '.join(fixes)}") from None
+
+
+def _check_directory(recipe: DistillRecipe, out: Path, resume: bool) -> Path | None:
+    """The checkpoint to go on from, if any; refuses to overwrite a run or to go on with another recipe."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume and (checkpoints(out) or any((out / name).exists() for name in (ADAPTER, MODEL))):
+        raise TadError(f"{out}: already holds a run; pass --resume to go on with it, or another --out")
+    shutil.rmtree(out / "unfinished", ignore_errors=True)
+    if not resume:
+        return None
+    checkpoint = last_checkpoint(out)
+    before, now = read_json(checkpoint / POSITION).get("recipe", {}), recipe.decides()
+    for field in before:
+        if before[field] != now.get(field):
+            raise TadError(
+                f"{checkpoint}: was made with {field}={before[field]!r}, the recipe now says {now.get(field)!r}; "
+                "resume with the same recipe, or start another run with another --out"
+            )
+    return checkpoint
+
+
+def _device(recipe: DistillRecipe) -> str | None:
+    """This process's device."""
+    if recipe.device is not None or not torch.cuda.is_available():
+        return recipe.device or "cpu"
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+
+
+def _workers(recipe: DistillRecipe) -> int:
+    if recipe.workers is not None:
+        return recipe.workers
+    return 4 if torch.cuda.is_available() and recipe.device != "cpu" else 0

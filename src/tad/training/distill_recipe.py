@@ -1,0 +1,142 @@
+"""The recipe of a distillation run, typed. Defaults are the paper's training settings for LLaDA."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from tad.config import Recipe
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ObjectiveSection(Recipe):
+    """What is learned: an objective's name, and its own settings beside it (`window`, `lambda`, `tau`, ...)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+    name: str = "tad"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class AdapterSection(Recipe):
+    """LoRA on all seven projections of every layer."""
+
+    rank: Positive = 128
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """Default: the rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+
+
+class LearningSection(Recipe):
+    """AdamW and how long."""
+
+    lr: Annotated[float, Field(gt=0)] = 2e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Share = 0.0
+    """The share of the run in which the rate rises from zero."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest gradient norm; 0 leaves gradients alone."""
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    steps: Positive | None = None
+    """Optimizer steps; takes the place of `epochs`."""
+
+
+class BatchSection(Recipe):
+    """The global batch, and how it is cut to fit. Only `size` changes what is learned, and `pool` a little."""
+
+    size: Positive = 256
+    """States per optimizer step, over all processes."""
+    micro: Positive = 4
+    """States per forward; the rest of a process's share is accumulated."""
+    pool: Positive = 8
+    """Batches among which states are sorted by length; 1 keeps batches fully random and pads more."""
+
+
+class EvaluationSection(Recipe):
+    """A quick look at accuracy and tokens per forward while training."""
+
+    tasks: list[str] = Field(min_length=1)
+    every: Positive = 500
+    limit: Positive = 64
+    """Examples of each task."""
+    split: str | None = None
+    decoder: str = "tad"
+    gen_length: Positive = 256
+    batch_size: Positive = 16
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The decoder's own parameters."""
+
+
+class DistillRecipe(Recipe):
+    """Everything `tad distill` needs."""
+
+    name: str
+    model: str
+    trajectories: list[str] = Field(min_length=1)
+    """Stores made by `tad collect`."""
+    objective: ObjectiveSection = ObjectiveSection()
+    states: Positive | Literal["all"] = "all"
+    """States per trajectory and epoch; for objectives that draw their own noise, draws per trajectory."""
+    filler_states: bool = False
+    """Also visit states in which only end filler is left to reveal."""
+    adapter: AdapterSection = AdapterSection()
+    full: bool = False
+    """Train all weights instead of adapters. A teacher then costs a second, frozen copy of the model."""
+    learning: LearningSection = LearningSection()
+    batch: BatchSection = BatchSection()
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the computation; auto: bf16 on a GPU. What is trained is kept in fp32."""
+    gradient_checkpointing: bool = False
+    compile: bool = False
+    lean: bool = True
+    """The chunked loss; false makes whole logits, to compare."""
+    validation: list[str] = Field(default_factory=list)
+    """Stores whose held-out loss is logged at the start, the end and every `validate_every` steps."""
+    validation_states: Positive = 4
+    validate_every: Positive = 200
+    evaluation: EvaluationSection | None = None
+    seed: int = 0
+    save_every: Positive = 500
+    keep: Positive = 2
+    """Checkpoints kept for resuming."""
+    report_to: list[str] | None = None
+    """tensorboard, wandb, trackio, ...; default: tensorboard where it is installed. The JSONL log is always written."""
+    distributed: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    """How the processes of torchrun or accelerate share the work; deepspeed is ZeRO-2."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that prepare batches; default: 4 on a GPU, none on a CPU."""
+    device: str | None = None
+    dtype: str | None = None
+    """Of the weights as loaded; default: the checkpoint's own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DistillRecipe:
+        if self.full and "adapter" in self.model_fields_set:
+            raise ValueError("full: true trains no adapter; leave out one of the two sections")
+        if self.distributed == "fsdp" and self.evaluation is not None:
+            raise ValueError(
+                "evaluation needs whole weights on one process; leave it out with distributed: fsdp"
+            )
+        return self
+
+    def decides(self) -> dict[str, Any]:
+        """The part that decides the result. Where, how split and how often saved may change between calls."""
+        values = self.model_dump(mode="json")
+        for name in _MAY_CHANGE:
+            values.pop(name)
+        values["batch"].pop("micro")
+        return values
+
+
+_MAY_CHANGE = (
+    "name", "model", "trajectories", "validation", "validation_states", "validate_every", "evaluation", "save_every",
+    "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing", "lean",
+)  # fmt: skip
