@@ -1,0 +1,366 @@
+"""One distillation step at LLaDA-8B shape: the published trainers' way, re-created here, beside ours, in one run.
+
+    python bench/distill.py --out runs/distill                 # bf16 on one CUDA device (needs about 80 GB)
+    python bench/distill.py --tiny --out /tmp/distill          # the same code on a toy shape, on any machine
+
+A step is: TAD's loss of 4 sequences (student 512 tokens, teacher 768, window 8), backward, clipping, AdamW, with LoRA of
+rank 128 on all seven projections. Weights are random: the numbers say how fast and how large, not how well.
+
+    released    a second copy of the model as teacher, logits for every position, the loss on them in the logits' dtype
+    lean        one copy, hidden states gathered where the loss looks, the head in chunks inside the loss
+    + recompute lean, with the activations of all layers, or of every other layer, made again in backward
+    fast        lean, with the layers compiled
+
+A variant that fails has its error in the table. Prints a Markdown table last; `--out` gets the same as distill.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tad.models import LLADA, LLaDAConfig, MaskedDiffusionModel
+from tad.models.lora import attach
+from tad.models.shapes import build, forward_cost, shape_config
+from tad.training.objectives import Batch, LossModule, Row, Tad
+from tad.training.objectives.module import checkpoint_layers
+
+PEAK = 989e12  # dense bf16 FLOP/s of an H100 or H200, from the data sheet
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to make a step."""
+
+    name: str
+    released: bool = False
+    recompute_every: int = 0  # 1: all layers, 2: every other one, 0: none
+    compiled: bool = False
+    dropout: bool = True
+
+
+VARIANTS = [
+    Variant("lean"),
+    Variant("lean + recompute", recompute_every=1),
+    Variant("lean + recompute half", recompute_every=2),
+    Variant("fast", compiled=True),
+    Variant("lean, no dropout", dropout=False),
+    Variant("fast, no dropout", compiled=True, dropout=False),
+    Variant("released", released=True),
+]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens and counts of a step."""
+
+    prompt: int
+    privileged: int
+    answer: int
+    sequences: int
+    rank: int
+
+    @property
+    def student(self) -> int:
+        return self.prompt + self.answer
+
+    @property
+    def teacher(self) -> int:
+        return self.privileged + self.answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--tiny", action="store_true", help="a toy shape in fp32, on the CPU if there is no GPU"
+    )
+    parser.add_argument("--only", nargs="+", default=None, help="names of variants to run")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--chunk", type=int, default=256, help="rows of logits at a time")
+    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument(
+        "--adapter-dtype",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="float32: autocast around the step",
+    )
+    parser.add_argument("--out", type=Path, help="the folder for distill.json")
+    options = parser.parse_args()
+    if not options.tiny and not torch.cuda.is_available():
+        print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
+        return 2
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    results: dict[str, Any] = {
+        "machine": describe_machine(device),
+        "options": {k: str(v) for k, v in vars(options).items()},
+    }
+    sizes = Sizes(16, 32, 16, 4, 4) if options.tiny else Sizes(256, 512, 256, 4, 128)
+    bench = Bench(device, sizes, options)
+    results["sizes"] = {**asdict(sizes), "student": sizes.student, "teacher": sizes.teacher, **bench.facts()}
+    results["variants"] = []
+    for variant in VARIANTS:
+        if options.only and variant.name not in options.only:
+            continue
+        row = bench.measure(variant)
+        results["variants"].append(row)
+        print(json.dumps(row), flush=True)  # a run that is cut short has these
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "distill.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(as_markdown(results))
+    return 0
+
+
+class Bench:
+    """The model, built once, and the batch that every variant trains on."""
+
+    def __init__(self, device: torch.device, sizes: Sizes, options: argparse.Namespace) -> None:
+        self.device, self.sizes, self.options = device, sizes, options
+        self.config = tiny_config() if options.tiny else shape_config("llada-8b")
+        self.dtype = torch.float32 if options.tiny else torch.bfloat16
+        self.model = build(self.config, device, self.dtype)
+        self.peft = attach(self.model, LLADA, sizes.rank, dropout=options.dropout).train()
+        self.adapter_dtype = torch.float32 if options.tiny else getattr(torch, options.adapter_dtype)
+        self.adapters = [p for p in self.model.parameters() if p.requires_grad]
+        for p in self.adapters:
+            p.data = p.data.to(self.adapter_dtype)
+        self.objective = Tad(mask_token=self.config.mask_token_id, shift=LLADA.shift)
+        views = [
+            view for row, step in self.states() for view in self.objective.views(row, step, unused_rng())
+        ]
+        batch = self.objective.collate(views)
+        self.totals = self.objective.counts(batch)
+        self.batch: Batch = batch.to(device)
+
+    def states(self) -> list[tuple[Row, int]]:
+        """One state from the middle of each equal part of the steps, so that half of all answers is masked."""
+        sizes = self.sizes
+        draws = np.random.default_rng(0)
+        highest = min(self.config.mask_token_id, self.config.eos_token_id)
+
+        def ids(count: int) -> Tensor:
+            return torch.from_numpy(draws.integers(0, highest, count))
+
+        found = []
+        for index in range(sizes.sequences):
+            order = torch.from_numpy(draws.permutation(sizes.answer)) + 1
+            row = Row(
+                str(index), ids(sizes.prompt), ids(sizes.privileged), ids(sizes.answer), order, sizes.answer
+            )
+            found.append((row, (2 * index + 1) * sizes.answer // (2 * sizes.sequences)))
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "near_tokens": self.totals["near"],
+            "distant_tokens": self.totals["distant"],
+            "adapter_parameters": sum(p.numel() for p in self.adapters),
+            "flops_per_step": self.flops(),
+            "adapter_dtype": str(self.adapter_dtype).removeprefix("torch."),
+        }
+
+    def flops(self) -> float:
+        """What the method needs, whatever a variant does: no weight gradients of the base, the head where it is looked at."""
+        sizes, shape = self.sizes, self.model.shape
+
+        def body(length: int) -> int:
+            cost = forward_cost(shape, length, self.dtype)
+            return cost.flops_per_token - cost.head_flops_per_token
+
+        head = forward_cost(shape, 1, self.dtype).head_flops_per_token
+        students, teachers = sizes.sequences * sizes.student, sizes.sequences * sizes.teacher
+        near, distant = self.totals["near"], self.totals["distant"]
+        adapters = 6 * students * sum(p.numel() for p in self.adapters)
+        return (
+            2 * students * body(sizes.student)
+            + teachers * body(sizes.teacher)
+            + adapters
+            + head * (2 * near + 3 * distant)
+        )
+
+    def measure(self, variant: Variant) -> dict[str, Any]:
+        """A variant's row of the table."""
+        row: dict[str, Any] = {"variant": variant.name}
+        try:
+            self.prepare(variant)
+            row.update(self.time(self.loss_of(variant)))
+            row["mfu"] = self.flops() / row["s_per_step"] / PEAK
+        except Exception as error:
+            traceback.print_exc()
+            row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        for layer in self.model.layers():
+            layer._compiled_call_impl = None
+        torch._dynamo.reset()
+        for p in self.adapters:
+            p.grad = None
+        free_memory(self.device)
+        return row
+
+    def loss_of(self, variant: Variant) -> Callable[[], Tensor]:
+        """What makes the loss of a step."""
+        if variant.released:
+            teacher = build(self.config, self.device, self.dtype)  # the same seed: the same weights
+            return partial(released_loss, self.model, teacher, self.batch)
+        module = LossModule(self.peft, self.objective, chunk=self.options.chunk)
+        return lambda: module(self.batch, self.totals).total
+
+    def prepare(self, variant: Variant) -> None:
+        """Every variant starts from adapters that change nothing, so their first losses can be compared."""
+        free_memory(self.device)
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if ".lora_B." in name:
+                    p.zero_()
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = self.options.dropout if variant.dropout else 0.0
+        checkpoint_layers(self.model, variant.recompute_every)
+        if variant.compiled:
+            backend = "inductor" if self.device.type == "cuda" else "aot_eager"
+            for layer in self.model.layers():
+                layer.compile(dynamic=False, backend=backend)
+
+    def time(self, step_loss: Callable[[], Tensor]) -> dict[str, float]:
+        """Median seconds of whole steps, each waited for, after a warm-up; the peak of memory over the timed ones."""
+        optimizer = torch.optim.AdamW(
+            self.adapters, lr=2e-5, weight_decay=0.01, fused=self.device.type == "cuda"
+        )
+        mixed = self.adapter_dtype != self.dtype
+
+        def step() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
+                loss = step_loss()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.adapters, 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        began = time.perf_counter()
+        first = float(step())
+        opening = time.perf_counter() - began
+        for _ in range(self.options.warmup - 1):
+            step()
+        synchronise(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        times = []
+        for _ in range(self.options.repeats):
+            began = time.perf_counter()
+            step()
+            synchronise(self.device)
+            times.append(time.perf_counter() - began)
+        found = {"s_per_step": statistics.median(times), "fastest_s": min(times), "slowest_s": max(times)}
+        if self.device.type == "cuda":
+            found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+        return {**found, "first_step_s": opening, "first_loss": first}
+
+
+def released_loss(model: MaskedDiffusionModel, teacher: MaskedDiffusionModel, batch: Batch) -> Tensor:
+    """The published trainer's step: whole logits of both models, rows picked from them, two means."""
+    assert batch.teacher is not None
+    near, distant = batch.groups["near"], batch.groups["distant"]
+    assert distant.teacher_at is not None
+    with torch.no_grad():
+        taught = teacher(batch.teacher.ids).logits.flatten(0, 1)
+    given = model(batch.student.ids).logits.flatten(0, 1)
+    hard = F.cross_entropy(given[near.student_at], near.labels)
+    soft = F.kl_div(
+        given[distant.student_at].log_softmax(-1),
+        taught[distant.teacher_at].softmax(-1),
+        reduction="batchmean",
+    )
+    return hard + soft
+
+
+def unused_rng() -> np.random.Generator:
+    return np.random.default_rng(0)  # TAD draws nothing
+
+
+def tiny_config() -> LLaDAConfig:
+    return LLaDAConfig(
+        d_model=64, n_layers=4, n_heads=4, n_kv_heads=4, mlp_hidden_size=128, vocab_size=320, embedding_size=320,
+        max_sequence_length=128, mask_token_id=316, eos_token_id=317, pad_token_id=317,
+    )  # fmt: skip
+
+
+def describe_machine(device: torch.device) -> dict[str, str]:
+    import peft
+    import transformers
+
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def as_markdown(results: dict[str, Any]) -> str:
+    """One line per variant; speed and memory relative to the released way where that was measured."""
+    rows = results["variants"]
+    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    sizes = results["sizes"]
+    released = next((row for row in rows if row["variant"] == "released" and "error" not in row), {})
+    lines = [
+        machine,
+        f"{sizes['sequences']} sequences, student {sizes['student']} tokens, teacher {sizes['teacher']}, "
+        f"{sizes['near_tokens']:.0f} near and {sizes['distant_tokens']:.0f} distant positions, "
+        f"{sizes['adapter_parameters']:,} adapter parameters in {sizes['adapter_dtype']}",
+        "",
+        "| variant | s/step | speed-up | peak GB | of released | MFU | first step s | first loss |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['variant']} | {row['error']} | | | | | | |")
+            continue
+        cells = [
+            row["variant"],
+            f"{row['s_per_step']:.4f}",
+            f"{released['s_per_step'] / row['s_per_step']:.2f}" if released else "",
+            f"{row['peak_gb']:.1f}" if "peak_gb" in row else "",
+            f"{row['peak_gb'] / released['peak_gb']:.2f}"
+            if "peak_gb" in released and "peak_gb" in row
+            else "",
+            f"{row['mfu']:.2f}",
+            f"{row['first_step_s']:.1f}",
+            f"{row['first_loss']:.4f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
