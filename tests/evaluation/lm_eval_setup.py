@@ -1,0 +1,40 @@
+"""What the tests of the harness plugin share: tiny models with room for real prompts, and the benchmark data."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tad.models import LM, Family, load
+from tiny_lm import write_checkpoint
+
+NEEDS_HARNESS = "needs lm-evaluation-harness: pip install 'tad-dllm[eval]'"
+
+
+def write_roomy(folder: Path, family: Family, scale: float = 8.0) -> Path:
+    """A tiny checkpoint whose context holds a few thousand bytes of prompt."""
+    write_checkpoint(folder, family, scale=scale)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("max_sequence_length", "max_position_embeddings"):
+        if key in config:
+            config[key] = 8192
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def tiny_lm(folder: Path, family: Family, scale: float = 8.0) -> LM:
+    return load(write_roomy(folder, family, scale), device="cpu")
+
+
+def find_data() -> Path:
+    """Real benchmark data: TAD_DATA, else a directory next to the repository."""
+    chosen = os.environ.get("TAD_DATA")
+    directory = Path(chosen) if chosen else Path(__file__).resolve().parents[3] / "shared" / "data"
+    if not directory.is_dir():
+        pytest.skip("needs the benchmark data: set TAD_DATA to a directory that holds it")
+    return directory

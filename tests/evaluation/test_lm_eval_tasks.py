@@ -1,0 +1,261 @@
+"""Our benchmarks as tasks of the harness: the prompts, the graders, and runs end to end; and `tad lm-eval`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lm_eval_setup import NEEDS_HARNESS, find_data, tiny_lm, write_roomy
+
+pytest.importorskip("lm_eval", reason=NEEDS_HARNESS)
+from lm_eval.tasks import TaskManager
+
+from tad.cli import harness as command
+from tad.decoding import decode
+from tad.errors import TadError
+from tad.evaluation.lm_eval import TASKS, harness
+from tad.evaluation.lm_eval.model import TadLM
+from tad.evaluation.lm_eval.task import TadTask
+from tad.models import DREAM, FAMILIES, LLADA, LM, Family
+from tad.tasks import Prompt, get_task
+
+BENCHMARKS = ("gsm8k", "math", "humaneval", "humaneval-instruct", "mbpp", "mbpp-instruct")
+NAMES = {
+    f"tad_{benchmark}{'' if template == 'tad' else f'_{template}'}".replace("-", "_"): (benchmark, template)
+    for benchmark in BENCHMARKS
+    for template in get_task(benchmark).templates
+}
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def data_dir() -> Path:
+    return find_data()
+
+
+@pytest.fixture(scope="module")
+def manager(data_dir: Path) -> TaskManager:
+    return harness.find_tasks(["tad_*"], data_dir)[1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LM]:
+    return {f.name: tiny_lm(tmp_path_factory.mktemp(f.name), f) for f in FAMILIES.values()}
+
+
+def get_tad_task(manager: TaskManager, name: str) -> TadTask:
+    task = manager.load([name])["tasks"][name]
+    assert isinstance(task, TadTask)
+    return task
+
+
+def encode(lm: LM, prompt: Prompt) -> list[int]:
+    """A prompt of ours as ids, written out here: plain text if raw, else the chat with its opened turn."""
+    if prompt.raw:
+        return lm.encode_text(prompt.text + prompt.prefix)
+    chat = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    return lm.encode(chat, prompt.prefix)
+
+
+def test_there_is_one_task_for_every_template_of_every_benchmark() -> None:
+    assert harness.list_tasks() == sorted(NAMES)
+    files = sorted(path.stem for path in TASKS.glob("*.yaml"))
+    assert [f"tad_{stem}" for stem in files] == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_harness_sends_the_prompts_of_our_tasks(
+    name: str, manager: TaskManager, models: dict[str, LM], data_dir: Path
+) -> None:
+    benchmark, template = NAMES[name]
+    task, own = get_tad_task(manager, name), get_task(benchmark, data_dir)
+    examples = own.examples("test")
+    assert [doc["id"] for doc in task.test_docs()] == [example.id for example in examples]
+    chosen = list(range(0, len(examples), len(examples) // 4))
+    for lm in models.values():
+        model = TadLM(lm)
+        task.set_config("num_fewshot", 0)
+        task.build_all_requests(
+            samples=chosen, apply_chat_template=True, chat_template=model.apply_chat_template
+        )
+        for number, instance in zip(chosen, task.instances, strict=True):
+            context, arguments = instance.args
+            prompt = own.prompt(examples[number], template)
+            assert model.tok_encode(context) == encode(lm, prompt)
+            assert arguments["until"] == list(prompt.stop)
+            assert "max_gen_toks" not in arguments  # the model's gen_length decides, as in our own runs
+
+
+def test_without_the_chat_format_the_prompt_is_plain_text(manager: TaskManager, data_dir: Path) -> None:
+    own = get_task("humaneval-instruct", data_dir)
+    task = get_tad_task(manager, "tad_humaneval_instruct")
+    task.set_config("num_fewshot", 0)
+    task.build_all_requests(limit=1)
+    prompt = own.prompt(own.examples("test")[0])
+    assert task.instances[0].args[0] == prompt.text + prompt.prefix
+
+
+@pytest.mark.parametrize("name", ["tad_gsm8k", "tad_math"])
+def test_answers_get_the_verdicts_of_our_graders(name: str, manager: TaskManager, data_dir: Path) -> None:
+    task = get_tad_task(manager, name)
+    own = get_task(NAMES[name][0], data_dir)
+    docs = task.test_docs()
+    for number in (0, 100, 500):
+        example = own.examples("test")[number]
+        assert task.process_results(docs[number], [own.reference(example)]) == {"acc": 1.0}
+        assert task.process_results(docs[number], [r"It is \boxed{-987654}."]) == {"acc": 0.0}
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (bwrap)")
+def test_programs_are_run_in_our_sandbox(manager: TaskManager, data_dir: Path, tmp_path: Path) -> None:
+    task = get_tad_task(manager, "tad_humaneval")
+    own = get_task("humaneval", data_dir)
+    doc, example = task.test_docs()[0], own.examples("test")[0]
+    good = f"```python\n{own.reference(example)}\n```"
+    assert task.process_results(doc, [good]) == {"acc": 1.0}
+    trace = tmp_path / "escaped"
+    body = f"open({str(trace)!r}, 'w').write('x')"
+    bad = good.replace("def has_close", f"x = {body}\n\ndef has_close").replace(
+        "for ", f"{body}\n    for ", 1
+    )
+    assert task.process_results(doc, [bad]) == {"acc": 0.0}
+    assert not trace.exists()
+
+
+def check_against_our_own_run(
+    lm: LM, results: dict[str, Any], name: str, limit: int, data_dir: Path, decoder: str, length: int
+) -> None:
+    benchmark, template = NAMES[name]
+    own = get_task(benchmark, data_dir)
+    examples = own.examples("test")[:limit]
+    prompts = [own.prompt(example, template) for example in examples]
+    rows = decode(lm, [encode(lm, prompt) for prompt in prompts], decoder, length)
+    texts = [prompt.cut(lm.decode(row.answer)) for prompt, row in zip(prompts, rows, strict=True)]
+    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
+    assert [sample["resps"][0][0] for sample in samples] == texts
+    verdicts = own.grade_many(list(zip(examples, texts, strict=True)), workers=1)
+    assert [sample["acc"] for sample in samples] == [float(verdict.correct) for verdict in verdicts]
+    assert results["results"][name]["acc,none"] == sum(v.correct for v in verdicts) / limit
+
+
+@pytest.mark.parametrize("family", [LLADA, DREAM], ids=lambda family: family.name)
+def test_gsm8k_and_math_run_end_to_end_with_our_own_texts(
+    family: Family, manager: TaskManager, models: dict[str, LM], data_dir: Path
+) -> None:
+    lm = models[family.name]
+    names = ["tad_gsm8k", "tad_gsm8k_d3llm", "tad_math_zero_shot"]
+    results = harness.evaluate(TadLM(lm, batch_size=2, gen_length=64), names, manager, limit=3)
+    for name in names:
+        check_against_our_own_run(lm, results, name, 3, data_dir, "tad", 64)
+    assert results["config"]["texts"] == 9
+    assert "9 texts" in harness.format_table(results)
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (bwrap)")
+def test_humaneval_and_mbpp_run_end_to_end_with_our_own_texts(
+    manager: TaskManager, models: dict[str, LM], data_dir: Path
+) -> None:
+    lm = models["llada"]
+    names = ["tad_humaneval", "tad_humaneval_instruct", "tad_mbpp_plain", "tad_mbpp_instruct_d3llm"]
+    model = TadLM(lm, decoder="fast-dllm", batch_size=3, gen_length=64)
+    results = harness.evaluate(model, names, manager, limit=2)
+    for name in names:
+        check_against_our_own_run(lm, results, name, 2, data_dir, "fast-dllm", 64)
+
+
+def test_an_unknown_task_is_refused_with_a_hint(data_dir: Path) -> None:
+    with pytest.raises(TadError, match="no task 'tad_gsm9k'; did you mean tad_gsm8k"):
+        harness.find_tasks(["tad_gsm9k"], data_dir)
+    with pytest.raises(TadError, match="--include-path is not a directory"):
+        harness.find_tasks(["tad_gsm8k"], include_path="nowhere")
+
+
+def test_a_task_that_runs_programs_without_a_sandbox_is_refused(tmp_path: Path) -> None:
+    task = {"task": "mine", "dataset_path": "json", "unsafe_code": True, "doc_to_text": "x"}
+    (tmp_path / "mine.yaml").write_text(json.dumps(task))
+    with pytest.raises(TadError, match="task 'mine' would run generated programs in this process"):
+        harness.find_tasks(["mine"], include_path=tmp_path)
+
+
+def test_missing_data_is_a_clear_error(tmp_path: Path) -> None:
+    names, manager = harness.find_tasks(["tad_gsm8k"], tmp_path)
+    with pytest.raises(TadError, match="no data for split 'test' there"):
+        manager.load(names)
+
+
+def test_a_missing_or_old_harness_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    assert harness.check_harness() == metadata.version("lm_eval")
+    monkeypatch.setattr("tad.evaluation.lm_eval.harness.metadata.version", lambda name: "0.4.9.2")
+    with pytest.raises(TadError, match=r"0\.4\.9\.2 is too old; pip install 'lm-eval>=0\.4\.13'"):
+        harness.check_harness()
+    monkeypatch.setattr("tad.evaluation.lm_eval.harness.metadata.version", missing)
+    with pytest.raises(TadError, match="is not installed; pip install 'tad-dllm"):
+        harness.check_harness()
+
+
+def test_the_package_ships_the_task_files_and_names_the_plugin() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert '[project.entry-points."lm_eval.models"]\ntad = "tad.evaluation.lm_eval.model:TadLM"' in text
+    (line,) = [line for line in text.splitlines() if line.startswith('tad = ["py.typed"')]
+    patterns = json.loads(line.partition("=")[2])
+    root = REPOSITORY / "src" / "tad"
+    for path in TASKS.iterdir():
+        if path.is_file():
+            assert any(fnmatch(path.relative_to(root).as_posix(), pattern) for pattern in patterns), path
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("tasks")(lambda: None)  # a second command, so that the first one keeps its name
+    command.add_commands(app)
+    return app
+
+
+def run(app: typer.Typer, *arguments: object) -> str:
+    given = ["lm-eval", *(str(argument) for argument in arguments)]
+    result = CliRunner().invoke(app, given, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_command_runs_a_task_and_writes_what_it_found(
+    app: typer.Typer, tmp_path: Path, data_dir: Path
+) -> None:
+    model = write_roomy(tmp_path / "tiny", LLADA)
+    out = tmp_path / "out"
+    printed = run(
+        app, "--model", model, "--tasks", "tad_gsm8k_plain", "--limit", 2, "--gen-length", 64, "--device", "cpu",
+        "--decoder", "fast-dllm", "--set", "threshold=0.4", "--gen", "max_gen_toks=32", "--data-dir", data_dir,
+        "--out", out,
+    )  # fmt: skip
+    assert "tad_gsm8k_plain" in printed
+    assert "2 texts" in printed
+    results = json.loads((out / "results.json").read_text())
+    assert "samples" not in results
+    assert results["config"]["decoder"]["threshold"] == 0.4
+    assert results["results"]["tad_gsm8k_plain"]["acc,none"] == 0.0
+    rows = [json.loads(line) for line in (out / "samples_tad_gsm8k_plain.jsonl").read_text().splitlines()]
+    assert [row["doc"]["id"] for row in rows] == ["gsm8k/test/0", "gsm8k/test/1"]
+    assert [row["arguments"][0][1]["max_gen_toks"] for row in rows] == [32, 32]
+
+
+def test_the_command_lists_our_tasks_and_asks_for_what_it_needs(app: typer.Typer) -> None:
+    assert run(app, "--list").split() == sorted(NAMES)
+    with pytest.raises(TadError, match="needs --model and --tasks"):
+        run(app, "--tasks", "tad_gsm8k")
+    with pytest.raises(TadError, match="--gen x: should be KEY=VALUE"):
+        run(app, "--model", "m", "--tasks", "tad_gsm8k", "--gen", "x")
