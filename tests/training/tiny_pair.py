@@ -1,0 +1,90 @@
+"""Tiny models with adapters that do something, and rows to train them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tad.models import DREAM, LLADA, DreamConfig, LLaDAConfig, MaskedDiffusionModel
+from tad.models.lora import attach
+from tad.models.shapes import build
+from tad.training.objectives import LossModule, Objective, Parts, Row, View, get_objective
+
+VOCAB, MASK, EOS = 48, 46, 47
+FAMILIES = {"llada": LLADA, "dream": DREAM}
+
+
+def tiny_model(family: str = "llada", seed: int = 0, **changes: Any) -> MaskedDiffusionModel:
+    """Random weights in fp32, large enough for opinions."""
+    ids = {"mask_token_id": MASK, "eos_token_id": EOS, "pad_token_id": EOS}
+    if family == "llada":
+        config: Any = LLaDAConfig(
+            d_model=16, n_layers=2, n_heads=2, n_kv_heads=2, mlp_hidden_size=24, vocab_size=VOCAB,
+            embedding_size=VOCAB, max_sequence_length=64, **{**ids, **changes},
+        )  # fmt: skip
+    else:
+        config = DreamConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+            intermediate_size=24, vocab_size=VOCAB, max_position_embeddings=64, **{**ids, **changes},
+        )  # fmt: skip
+    model = build(config, "cpu", torch.float32, seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(12.0)
+    return model
+
+
+def adapted(family: str = "llada", seed: int = 0, rank: int = 2) -> Any:
+    """PEFT's handle on a tiny model whose adapters are not the identity."""
+    model = tiny_model(family, seed)
+    torch.manual_seed(seed)
+    handle = attach(model, FAMILIES[family], rank)
+    with torch.no_grad():
+        for name, weight in handle.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.3)
+    return handle.train()
+
+
+def make_row(seed: int, length: int = 12, prompt: int | None = None, n_real: int | None = None) -> Row:
+    """A trajectory: random ids and a random order; the last steps are end filler where `n_real` says so."""
+    draws = np.random.default_rng(seed)
+    prompt = int(draws.integers(3, 9)) if prompt is None else prompt
+    n_real = length if n_real is None else n_real
+    reveal = np.concatenate((draws.permutation(n_real), np.arange(n_real, length))) + 1
+    tokens = np.where(reveal > n_real, EOS, draws.integers(0, MASK, length))
+    return Row(
+        str(seed),
+        torch.from_numpy(draws.integers(0, MASK, prompt)),
+        torch.from_numpy(draws.integers(0, MASK, prompt + int(draws.integers(2, 6)))),
+        torch.from_numpy(tokens),
+        torch.from_numpy(reveal),
+        n_real,
+    )
+
+
+def objective_of(name: str, family: str = "llada", **settings: Any) -> Objective:
+    return get_objective(name, mask_token=MASK, family=family, **settings)
+
+
+def views_of(objective: Objective, rows: list[Row], step: int = 2, progress: float = 0.3) -> list[View]:
+    """One draw of every row, at steps that differ."""
+    found = []
+    for index, row in enumerate(rows):
+        rng = np.random.default_rng(int(row.id))
+        found += objective.views(row, (step + 3 * index) % len(row.tokens), rng, progress)
+    return found
+
+
+def loss_of(model: Any, objective: Objective, views: list[View], **settings: Any) -> Parts:
+    batch = objective.collate(views)
+    return LossModule(model, objective, **settings)(batch, objective.counts(batch))
+
+
+def gradients(model: Any, loss: torch.Tensor) -> torch.Tensor:
+    """All gradients of the trainable parameters, as one vector."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, params)])
