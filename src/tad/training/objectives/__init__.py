@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from tad.errors import TadError
 from tad.models import FAMILIES, Family
@@ -68,7 +70,17 @@ def get_objective(name: str, *, mask_token: int, family: str | Family, **setting
             close = get_close_matches(key, shown, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(shown)}"
             raise TadError(f"objective '{name}' has no setting '{key}'; {hint}")
+        given[key] = _checked(kind, key, given[key])
     return kind(mask_token=mask_token, shift=found.shift, **{**kind.published.get(found.name, {}), **given})
+
+
+def _checked(kind: type[Objective], key: str, value: Any) -> Any:
+    """The value as the setting's type; a list becomes a tuple."""
+    try:
+        return TypeAdapter(get_type_hints(kind)[key]).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise TadError(f"objective.{key.removesuffix('_')}: {message} (got {value!r})") from None
 
 
 def _family_named(name: str) -> Family:

@@ -1,0 +1,609 @@
+"""Objectives: what counts, what it costs, and that no split, padding or chunk changes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_pair import (
+    EOS,
+    MASK,
+    adapted,
+    gradients,
+    loss_of,
+    make_row,
+    objective_of,
+    tiny_model,
+    views_of,
+)
+from torch import Tensor
+
+from tad.errors import TadError
+from tad.training.objective import masked_diffusion_loss
+from tad.training.objectives import OBJECTIVES, LossModule, Objective, Row, add_stats, averages, get_objective
+from tad.training.objectives.module import adapters_off, checkpoint_layers, head_of, plain_model
+from tad.trajectories.partition import masked, partition
+
+ROWS = [make_row(seed) for seed in range(5)]
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tad": ("tad", {"window": 3}),
+    "tad-sum": ("tad", {"window": 3, "reduction": "sum", "lambda": 0.5, "tau": 2.0}),
+    "tad-plain-teacher": ("tad", {"window": 3, "teacher": "plain"}),
+    "tad-kl-everywhere": ("tad", {"window": 3, "near": "kl"}),
+    "tad-ce-everywhere": ("tad", {"window": 3, "distant": "ce"}),
+    "tad-near-only": ("tad", {"window": 3, "distant": "none"}),
+    "tad-all": ("tad", {"window": "all"}),
+    "tad-adaptive": ("tad", {"window": 5, "partition": "adaptive", "floor": 0.02}),
+    "tad-adaptive-plain": (
+        "tad",
+        {"window": 5, "partition": "adaptive", "floor": 0.02, "teacher": "plain", "reduction": "sum"},
+    ),
+    "tad-smooth": ("tad", {"window": 3, "partition": "smooth"}),
+    "tad-smooth-exponential": ("tad", {"window": 3, "partition": "smooth", "curve": "exponential"}),
+    "dparallel": ("dparallel", {"block": 4}),
+    "d3llm": ("d3llm", {"windows": (4, 8)}),
+    "d2f": ("d2f", {"block": 4}),
+    "d2f-hard": ("d2f", {"block": 4, "soft": False}),
+    "sft": ("sft", {}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+both_families = pytest.mark.parametrize("family", ["llada", "dream"])
+
+
+def made(kind: str, family: str = "llada") -> Objective:
+    name, chosen = KINDS[kind]
+    return objective_of(name, family, **chosen)
+
+
+def logits_of(module: LossModule, ids: Tensor, teacher: bool = False) -> Tensor:
+    """Whole logits of one unpadded row, moved so that entry i predicts token i."""
+    model = plain_model(module.student)
+    if teacher:
+        with adapters_off(model), torch.no_grad():
+            logits = model(ids[None]).logits[0]
+    else:
+        logits = model(ids[None]).logits[0]
+    shift = module.objective.shift
+    return torch.cat((logits[:shift], logits[: len(ids) - shift]))
+
+
+# --- the contract every objective keeps
+
+
+@both_families
+@every_kind
+def test_any_split_of_a_global_batch_gives_its_loss_and_gradient(kind: str, family: str) -> None:
+    objective, model = made(kind, family), adapted(family)
+    module = LossModule(model, objective, chunk=5)
+    views = views_of(objective, ROWS)
+    whole = objective.collate(views)
+    together = module(whole, objective.counts(whole))
+    wanted = gradients(model, together.total)
+    parts = [objective.collate(part) for part in (views[:1], views[1:4], views[4:])]
+    totals: dict[str, float] = {}
+    for part in parts:
+        for name, count in objective.counts(part).items():
+            totals[name] = totals.get(name, 0.0) + count
+    shares = [module(part, totals) for part in parts]
+    assert float(sum(s.total.detach() for s in shares)) == pytest.approx(
+        float(together.total.detach()), rel=1e-5
+    )
+    for name, value in together.terms.items():
+        found = sum(float(s.terms[name]) for s in shares if name in s.terms)
+        assert found == pytest.approx(float(value), rel=1e-5, abs=1e-7), name
+    for name, value in add_stats(*(s.stats for s in shares)).items():
+        assert float(value) == pytest.approx(float(together.stats[name]), rel=1e-5, abs=1e-6), name
+    slope = sum(gradients(model, s.total) for s in shares)
+    assert (slope - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@both_families
+@every_kind
+def test_lean_and_plain_agree_through_the_whole_model(kind: str, family: str) -> None:
+    objective, model = made(kind, family), adapted(family)
+    views = views_of(objective, ROWS)
+    lean, plain = (loss_of(model, objective, views, lean=way, chunk=4) for way in (True, False))
+    assert float(lean.total.detach()) == pytest.approx(float(plain.total.detach()), rel=1e-6)
+    ours, wanted = gradients(model, lean.total), gradients(model, plain.total)
+    assert (ours - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@every_kind
+def test_views_are_a_function_of_row_and_generator(kind: str) -> None:
+    objective = made(kind)
+    first, again = views_of(objective, ROWS), views_of(objective, ROWS)
+    for one, two in zip(first, again, strict=True):
+        assert torch.equal(one.noisy, two.noisy)
+        for name in one.terms:
+            assert torch.equal(one.terms[name], two.terms[name])
+
+
+@every_kind
+def test_only_masks_count_and_labels_are_the_text(kind: str) -> None:
+    objective = made(kind)
+    for view in views_of(objective, ROWS):
+        for weights in view.terms.values():
+            assert (view.noisy[weights > 0] == MASK).all()
+            assert (weights >= 0).all()
+        seen = view.noisy != MASK
+        assert torch.equal(view.noisy[seen], view.labels[seen])
+
+
+@every_kind
+def test_a_position_without_a_near_or_distant_mask_gives_zero_and_not_nan(kind: str) -> None:
+    """A text whose every position is filler that does not count: all sets are empty."""
+    name, chosen = KINDS[kind]
+    objective, model = objective_of(name, **chosen, filler=False), adapted()
+    row = make_row(0)
+    empty = Row(row.id, row.plain_ids, row.privileged_ids, row.tokens, row.reveal, n_real=0)
+    parts = loss_of(model, objective, views_of(objective, [empty]))
+    assert float(parts.total.detach()) == 0.0
+    assert not gradients(model, parts.total).any()
+    assert not any(key.endswith("/confidence") for key in averages(parts.stats))
+
+
+@every_kind
+def test_what_fills_the_padding_does_not_matter(kind: str) -> None:
+    objective, model = made(kind), adapted()
+    batch = objective.collate(views_of(objective, ROWS))
+    assert batch.student.padded
+    module = LossModule(model, objective)
+    before = float(module(batch, objective.counts(batch)).total.detach())
+    for canvas in (batch.student, batch.teacher):
+        if canvas is not None:
+            column = torch.arange(canvas.ids.shape[1])
+            canvas.ids[column >= canvas.lengths[:, None]] = 7
+    assert float(module(batch, objective.counts(batch)).total.detach()) == before
+
+
+@every_kind
+def test_the_teacher_is_run_only_where_a_term_needs_it(kind: str) -> None:
+    objective = made(kind)
+    batch = objective.collate(views_of(objective, ROWS))
+    assert (batch.teacher is not None) == objective.needs_teacher
+    assert set(objective.forward_tokens(batch)) == {
+        "student",
+        *(["teacher"] if objective.needs_teacher else []),
+        *(["base"] if objective.needs_base else []),
+    }
+
+
+def test_real_end_tokens_are_seen() -> None:
+    """The published mask hides every id that equals the padding's: here an end token in the answer changes the loss."""
+    objective, model = made("tad"), adapted()
+    row = make_row(1)
+    last = int(row.reveal.argmin())  # revealed first, so visible in state 4
+    tokens = row.tokens.clone()
+    tokens[last] = EOS
+    ended = Row(row.id, row.plain_ids, row.privileged_ids, tokens, row.reveal, row.n_real)
+    before, after = (loss_of(model, objective, objective.views(r, 4, None)) for r in (row, ended))
+    assert float(before.total.detach()) != pytest.approx(float(after.total.detach()), rel=1e-4)
+
+
+# --- TAD
+
+
+@both_families
+def test_tad_is_the_two_equations(family: str) -> None:
+    objective, model = objective_of("tad", family, window=4, tau=1.5, **{"lambda": 0.7}), adapted(family)
+    module = LossModule(model, objective)
+    near_sum = distant_sum = torch.zeros(())
+    near_count = distant_count = 0
+    views = []
+    for step, row in enumerate(ROWS):
+        views += objective.views(row, step, None)
+        hidden = row.tokens.masked_fill(masked(row.reveal, step), MASK)
+        start, taught = len(row.plain_ids), len(row.privileged_ids)
+        student = logits_of(module, torch.cat((row.plain_ids, hidden)))[start:]
+        teacher = logits_of(module, torch.cat((row.privileged_ids, hidden)), teacher=True)[taught:]
+        near, distant = partition(row.reveal, step, 4)
+        near_sum = near_sum + F.cross_entropy(student[near], row.tokens[near], reduction="sum")
+        given, wanted = (student[distant] / 1.5).log_softmax(-1), (teacher[distant] / 1.5).softmax(-1)
+        distant_sum = distant_sum + 1.5**2 * F.kl_div(given, wanted, reduction="sum")
+        near_count, distant_count = near_count + int(near.sum()), distant_count + int(distant.sum())
+    wanted = near_sum / near_count + 0.7 * distant_sum / distant_count
+    parts = loss_of(model, objective, views)
+    assert float(parts.total.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    assert float(parts.stats["near/tokens"]) == near_count
+    summed = objective_of("tad", family, window=4, tau=1.5, reduction="sum", **{"lambda": 0.7})
+    paper = (near_sum + 0.7 * distant_sum) / len(ROWS)
+    assert float(loss_of(model, summed, views).total.detach()) == pytest.approx(
+        float(paper.detach()), rel=1e-5
+    )
+
+
+def test_confidence_and_entropy_are_those_of_the_student() -> None:
+    objective, model = made("tad"), adapted()
+    view = objective.views(ROWS[0], 3, None)[0]
+    parts = loss_of(model, objective, [view])
+    logs = logits_of(LossModule(model, objective), view.student_ids)[len(view.prompt) :].log_softmax(-1)
+    means = averages(parts.stats)
+    for term in ("near", "distant"):
+        at = view.terms[term] > 0
+        own = logs[at].gather(1, view.labels[at][:, None]).exp().mean().detach()
+        assert means[f"{term}/confidence"] == pytest.approx(float(own), rel=1e-5)
+        entropy = -(logs[at].exp() * logs[at]).sum(-1).mean().detach()
+        assert means[f"{term}/entropy"] == pytest.approx(float(entropy), rel=1e-5)
+        assert means[f"{term}/tokens"] == int(at.sum())
+
+
+def test_ce_everywhere_with_a_window_of_all_is_one_mean() -> None:
+    model = adapted()
+    everything = objective_of("tad", window="all")
+    split = objective_of("tad", window=4, distant="ce", reduction="sum")
+    views = [everything.views(ROWS[0], 2, None)[0], everything.views(ROWS[1], 5, None)[0]]
+    one = loss_of(model, everything, views)
+    masks = sum(int((view.noisy == MASK).sum()) for view in views)
+    assert float(one.stats["near/tokens"]) == masks
+    both = [split.views(ROWS[0], 2, None)[0], split.views(ROWS[1], 5, None)[0]]
+    total = float(loss_of(model, split, both).total.detach())
+    assert float(one.total.detach()) * masks / 2 == pytest.approx(total, rel=1e-5)
+
+
+def test_near_only_still_reports_the_distant_positions() -> None:
+    objective, model = made("tad-near-only"), adapted()
+    parts = loss_of(model, objective, views_of(objective, ROWS))
+    assert float(parts.terms["distant"]) == 0.0
+    assert float(parts.stats["distant/tokens"]) > 0
+    assert float(parts.total.detach()) == float(parts.terms["near"])
+
+
+def test_end_filler_counts_only_when_asked() -> None:
+    row = make_row(3, n_real=7)
+    with_filler = objective_of("tad", window=4).views(row, 2, None)[0]
+    without = objective_of("tad", window=4, filler=False).views(row, 2, None)[0]
+    for term in ("near", "distant"):
+        assert torch.equal(without.terms[term] > 0, (with_filler.terms[term] > 0) & (row.reveal <= 7))
+    assert torch.equal(without.noisy, with_filler.noisy)
+    assert with_filler.terms["distant"].sum() > without.terms["distant"].sum()
+
+
+def test_a_plain_teacher_sees_what_the_student_sees() -> None:
+    view = made("tad-plain-teacher").views(ROWS[0], 2, None)[0]
+    assert torch.equal(view.teacher_ids, view.student_ids)
+    privileged = made("tad").views(ROWS[0], 2, None)[0]
+    assert torch.equal(privileged.teacher_ids[: len(ROWS[0].privileged_ids)], ROWS[0].privileged_ids)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    step=st.integers(0, 11),
+    window=st.integers(1, 14),
+    softness=st.floats(0.05, 5),
+    curve=st.sampled_from(["logistic", "exponential"]),
+)
+def test_smooth_weights_share_each_mask_and_fall_with_the_steps(
+    seed: int, step: int, window: int, softness: float, curve: str
+) -> None:
+    objective = objective_of("tad", window=window, partition="smooth", softness=softness, curve=curve)
+    reveal = make_row(seed).reveal
+    near, distant = objective.weigh(reveal, step)
+    assert torch.allclose(near + distant, masked(reveal, step).float())
+    assert (near >= 0).all()
+    assert (distant >= 0).all()
+    order = reveal.argsort()
+    soon = near[order][masked(reveal, step)[order]]
+    assert (soon.diff() <= 1e-6).all()
+
+
+def test_a_sharp_smooth_partition_is_the_fixed_one() -> None:
+    model = adapted()
+    sharp = objective_of("tad", window=3, partition="smooth", softness=0.01)
+    fixed = objective_of("tad", window=3)
+    totals = [float(loss_of(model, o, views_of(o, ROWS)).total.detach()) for o in (sharp, fixed)]
+    assert totals[0] == pytest.approx(totals[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["tad-adaptive", "tad-adaptive-plain"])
+def test_adaptive_keeps_near_what_the_base_model_already_believes(kind: str) -> None:
+    objective, model = made(kind), adapted()
+    module = LossModule(model, objective)
+    view = objective.views(ROWS[2], 1, None)[0]
+    start, candidates = len(view.prompt), view.terms["near"] > 0
+    believed = logits_of(module, view.student_ids, teacher=True)[start:].softmax(-1)
+    own = believed.gather(1, view.labels[:, None])[:, 0]
+    near = candidates & (own >= objective.floor)
+    assert 0 < int(near.sum()) < int(candidates.sum())  # the floor matters here
+    parts = loss_of(model, objective, [view])
+    assert float(parts.stats["near/tokens"]) == int(near.sum())
+    assert float(parts.stats["distant/tokens"]) == int((view.noisy == MASK).sum()) - int(near.sum())
+    student = logits_of(module, view.student_ids)[start:]
+    wanted = F.cross_entropy(
+        student[near], view.labels[near], reduction="sum" if objective.reduction == "sum" else "mean"
+    )
+    assert float(parts.terms["near"]) == pytest.approx(float(wanted.detach()), rel=1e-5)
+
+
+def test_adaptive_costs_a_forward_only_where_the_teacher_has_another_prompt() -> None:
+    assert made("tad-adaptive").needs_base
+    assert not made("tad-adaptive-plain").needs_base
+    batch = made("tad-adaptive").collate(views_of(made("tad-adaptive"), ROWS))
+    assert made("tad-adaptive").forward_tokens(batch)["base"] == batch.student.tokens
+
+
+def test_a_floor_of_zero_keeps_the_whole_window() -> None:
+    model = adapted()
+    fixed = objective_of("tad", window=3, reduction="sum")
+    adaptive = objective_of("tad", window=3, reduction="sum", partition="adaptive", floor=0.0)
+    totals = [float(loss_of(model, o, views_of(o, ROWS)).total.detach()) for o in (fixed, adaptive)]
+    assert totals[0] == pytest.approx(totals[1], rel=1e-6)
+
+
+# --- the peers
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(["dparallel", "d3llm"]),
+    family=st.sampled_from(["llada", "dream"]),
+    seed=st.integers(0, 999),
+    length=st.integers(5, 70),
+    progress=st.floats(0, 1),
+)
+def test_mask_and_complement_share_one_window_and_nothing_after_it_is_seen(
+    name: str, family: str, seed: int, length: int, progress: float
+) -> None:
+    objective = objective_of(name, family)
+    row = make_row(seed, length)
+    first, second = objective.views(row, None, np.random.default_rng(seed), progress)
+    one, two = first.terms["hard"] > 0, second.terms["hard_complement"] > 0
+    assert not (one & two).any()
+    window = (one | two).nonzero()[:, 0]
+    start, end = int(window[0]), int(window[-1]) + 1
+    assert len(window) == end - start  # no holes: together they are the window
+    for view in (first, second):
+        assert (view.noisy[end:] == MASK).all()
+        assert (view.noisy[:start] != MASK).all()
+
+
+def test_dparallel_masks_half_of_the_window() -> None:
+    objective = objective_of("dparallel", "dream")
+    rng = np.random.default_rng(0)
+    row = make_row(0, 4000, prompt=3)
+    view = objective.views(row, None, rng)[0]
+    assert float(view.terms["hard"].mean()) == pytest.approx(0.5, abs=0.03)
+    assert objective_of("dparallel", "llada").block == 32
+
+
+def test_certainty_counts_only_right_guesses() -> None:
+    objective, model = made("dparallel"), adapted()
+    view = objective.views(ROWS[0], None, np.random.default_rng(0))[0]
+    student = logits_of(LossModule(model, objective), view.student_ids)[len(view.prompt) :]
+    at = view.terms["hard"] > 0
+    best = student.argmax(-1)
+    # As drawn nothing is right; with the model's own guesses as labels everything is.
+    flattering = type(view)(view.row, view.prompt, view.noisy, best, view.terms)
+    logs = (student[at] / 0.5).log_softmax(-1)
+    wanted = -(logs.exp() * logs).sum(-1).mean()
+    parts = loss_of(model, objective, [flattering])
+    assert float(parts.terms["certainty"]) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    wrong = type(view)(view.row, view.prompt, view.noisy, (best + 1) % 40, view.terms)
+    assert float(loss_of(model, objective, [wrong]).terms["certainty"]) == 0.0
+
+
+def test_the_window_of_d3llm_grows_over_the_run() -> None:
+    objective = objective_of("d3llm", "dream")
+    sizes = [objective.window(progress) for progress in np.linspace(0, 1, 50)]
+    assert sizes[0] == 16
+    assert sizes[-1] == 32
+    assert sizes == sorted(sizes)
+    assert objective.window(1 / 6) == 20  # half of the first of three parts: between 16 and 24
+    assert objective_of("d3llm", "llada").window(0.1) == 16
+
+
+def test_the_noise_of_d3llm_rises_to_its_most() -> None:
+    objective = objective_of("d3llm", "llada", windows=(32,))
+    ordered = Row("0", torch.arange(3), torch.arange(3), torch.arange(320) % 40, torch.arange(320) + 1, 320)
+
+    def shares(progress: float) -> list[float]:
+        found = []
+        for seed in range(60):
+            first, second = objective.views(ordered, None, np.random.default_rng(seed), progress)
+            hard = int((first.terms["hard"] > 0).sum())
+            found.append(hard / (hard + int((second.terms["hard_complement"] > 0).sum())))
+        return found
+
+    early, late = shares(0.0), shares(1.0)
+    assert min(early) < 0.2
+    assert max(early) <= 0.8 + 1 / 32
+    assert min(late) >= 0.8 - 1e-9
+    assert max(late) <= 0.8 + 1 / 32
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 9999), length=st.integers(1, 100))
+def test_d2f_blocks_get_noisier_from_left_to_right(seed: int, length: int) -> None:
+    objective = objective_of("d2f")
+    ratios = objective.ratios(length, np.random.default_rng(seed))
+    assert len(ratios) == length
+    assert (ratios.diff() >= 0).all()
+    assert ratios.min() >= 0.2
+    assert ratios.max() <= 0.7 + 1e-9
+    blocks = torch.arange(length) // 16
+    for block in blocks.unique():
+        assert ratios[blocks == block].unique().numel() == 1
+
+
+def test_a_d2f_student_does_not_see_later_blocks() -> None:
+    objective, model = objective_of("d2f", block=4, soft=False), adapted()
+    view = objective.views(ROWS[0], None, np.random.default_rng(5))[0]
+    first = torch.zeros(12)
+    first[:4] = view.terms["hard"][:4]
+    assert first.any()
+    later = view.noisy.clone()
+    later[4:] = 9
+    losses = [
+        float(
+            loss_of(
+                model,
+                objective,
+                [type(view)(view.row, view.prompt, noisy, view.labels, {"hard": first}, None, block)],
+            ).total.detach()
+        )
+        for noisy, block in ((view.noisy, 4), (later, 4), (later, None))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-4)
+
+
+@both_families
+def test_sft_is_the_loss_of_pretraining(family: str) -> None:
+    objective, model = objective_of("sft", family), tiny_model(family)
+    row = make_row(4)
+    view = objective.views(row, None, np.random.default_rng(1))[0]
+    weight = torch.cat((torch.zeros(len(row.plain_ids)), view.terms["hard"]))[None]
+    ids = torch.cat((row.plain_ids, row.tokens))[None]
+    wanted = masked_diffusion_loss(model, view.student_ids[None], ids, weight, objective.shift)
+    found = loss_of(model, objective, [view]).total
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+
+
+def test_sft_takes_a_text_without_a_trajectory() -> None:
+    objective = objective_of("sft", filler=False)
+    row = Row.of_text("t", [1, 2, 3], [5, 6, 7, EOS, EOS], n_real=3)
+    weights = [objective.views(row, None, np.random.default_rng(seed))[0].terms["hard"] for seed in range(20)]
+    assert not torch.stack(weights)[:, 3:].any()
+    assert torch.stack(weights)[:, :3].any()
+
+
+def test_objectives_that_need_reveal_steps_say_so() -> None:
+    row = Row.of_text("plain-7", [1, 2], [3, 4])
+    for name in ("tad", "d3llm"):
+        with pytest.raises(TadError, match=r"plain-7.*reveal steps"):
+            objective_of(name).views(row, 0, np.random.default_rng(0))
+
+
+# --- the module
+
+
+def test_passing_adapters_over_gives_the_base_model_and_touches_no_parameter() -> None:
+    model = adapted()
+    plain, ids = tiny_model(), torch.arange(10)[None]
+    trainable = [p.requires_grad for p in model.parameters()]
+    with adapters_off(model), torch.no_grad():
+        assert [p.requires_grad for p in model.parameters()] == trainable
+        assert torch.equal(plain_model(model)(ids).logits, plain(ids).logits)
+    assert not torch.allclose(plain_model(model)(ids).logits, plain(ids).logits)
+    with pytest.raises(ValueError, match="stop"), adapters_off(model):
+        raise ValueError("stop")
+    assert not torch.allclose(plain_model(model)(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_full_fine_tuning_trains_the_head_too(tied: bool) -> None:
+    objective = made("tad")
+    model = tiny_model(weight_tying=tied)
+    views = views_of(objective, ROWS)
+    settings = {"teacher": tiny_model(seed=1, weight_tying=tied)}
+    lean = gradients(model, loss_of(model, objective, views, chunk=5, **settings).total)
+    plain = gradients(model, loss_of(model, objective, views, lean=False, **settings).total)
+    assert (lean - plain).norm() <= 1e-5 * plain.norm()
+    head = head_of(model).weight
+    (slope,) = torch.autograd.grad(loss_of(model, objective, views, **settings).total, [head])
+    assert slope.any()
+
+
+def test_a_whole_model_without_a_teacher_is_refused() -> None:
+    with pytest.raises(TadError, match="objective 'tad' needs a teacher"):
+        LossModule(tiny_model(), made("tad"))
+    LossModule(tiny_model(), made("sft"))
+
+
+def test_a_given_teacher_stays_frozen_and_in_eval_mode() -> None:
+    module = LossModule(tiny_model(), made("tad"), tiny_model(seed=1)).train()
+    assert not module.teacher.training
+    assert not any(p.requires_grad for p in module.teacher.parameters())
+    assert module.student.training
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_recomputing_layers_changes_no_gradient(every: int) -> None:
+    objective, model = made("tad"), adapted()
+    views = views_of(objective, ROWS)
+    wanted = gradients(model, loss_of(model, objective, views).total)
+    checkpoint_layers(model, every)
+    assert [layer.gradient_checkpointing for layer in plain_model(model).layers()] == [True, every == 1]
+    found = gradients(model, loss_of(model, objective, views).total)
+    assert (found - wanted).norm() <= 1e-6 * wanted.norm()
+    checkpoint_layers(model, 0)
+    assert not any(layer.gradient_checkpointing for layer in plain_model(model).layers())
+
+
+def test_compiled_layers_keep_teacher_and_student_apart() -> None:
+    objective, model = made("tad"), adapted()
+    views = views_of(objective, ROWS)
+    parts = loss_of(model, objective, views)
+    wanted = gradients(model, parts.total)
+    for layer in plain_model(model).layers():
+        layer.compile(dynamic=False, backend="aot_eager")
+    again = loss_of(model, objective, views)
+    assert float(again.total.detach()) == pytest.approx(float(parts.total.detach()), rel=1e-5)
+    found = gradients(model, again.total)
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+    torch._dynamo.reset()
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    objective = made("tad")
+    batch = objective.collate(views_of(objective, ROWS))
+    moved = batch.to("meta")
+    assert moved.student.ids.is_meta
+    assert moved.groups["near"].weights.is_meta
+    assert len(moved) == len(batch) == len(ROWS)
+    assert batch.rows == tuple(row.id for row in ROWS)
+
+
+def test_an_empty_prompt_is_refused_where_the_output_before_it_is_needed() -> None:
+    row = Row.of_text("bare", [], [1, 2, 3])
+    for family, works in (("llada", True), ("dream", False)):
+        objective = objective_of("sft", family)
+        views = objective.views(row, None, np.random.default_rng(0))
+        if works:
+            objective.collate(views)
+        else:
+            with pytest.raises(TadError, match="bare: its prompt is empty"):
+                objective.collate(views)
+
+
+# --- by name
+
+
+def test_every_objective_is_known_by_its_name() -> None:
+    assert list(OBJECTIVES) == ["tad", "dparallel", "d3llm", "d2f", "sft"]
+    for name in OBJECTIVES:
+        assert get_objective(name, mask_token=1, family="llada").name == name
+
+
+def test_published_settings_differ_by_family() -> None:
+    assert objective_of("tad", "llada").window == 8
+    assert objective_of("tad", "dream").window == 6
+    assert objective_of("d3llm", "dream").complement_certainty
+    assert not objective_of("d3llm", "llada").complement_certainty
+    assert objective_of("tad", "dream", window=12).window == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "message"),
+    [
+        ("tda", {}, "objective 'tda' is not known"),
+        ("tad", {"windw": 3}, "did you mean 'window'"),
+        ("tad", {"window": 0}, "objective.window"),
+        ("tad", {"window": "some"}, "objective.window"),
+        ("tad", {"near": "mse"}, "objective.near"),
+        ("tad", {"lambda": "much"}, "objective.lambda"),
+        ("tad", {"floor": 2.0}, "objective.floor"),
+        ("tad", {"partition": "smooth", "window": "all"}, "objective.partition"),
+        ("dparallel", {"temperature": 0}, "objective.temperature"),
+        ("d3llm", {"windows": ()}, "objective.windows"),
+        ("d2f", {"most": 0.1}, "objective.least"),
+    ],
+)
+def test_bad_settings_are_one_line_that_names_them(name: str, chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(TadError, match=message):
+        objective_of(name, **chosen)
