@@ -1,8 +1,8 @@
 """Small Python functions from a docstring, levels 1 to 5, with hidden tests.
 
 Kinds: a chain of operations on a number, its inverse, branches, a straight line through two points with the working in
-comments, a rule to be guessed from examples without any working, and list pipelines. The plan holds operations as (name,
-constant); `_OPERATIONS` says what each is in words, as an expression and as a comment. Whether a line gets its comment is
+comments, list pipelines, and two kinds whose numbers must be found without any working: a rule to be guessed from
+examples, and a chain to be folded into one expression. The plan holds operations as (name, constant); `_OPERATIONS` says what each is in words, as an expression and as a comment. Whether a line gets its comment is
 drawn line by line.
 Tests are written from the plan on demand: training does not need them.
 """
@@ -113,24 +113,43 @@ def _draw_branch(rng: random.Random, level: int) -> tuple[Operation, ...]:
 
 def _draw_line(rng: random.Random, level: int) -> tuple[Operation, ...]:
     """A slope and an offset; level 3 shows f(0) and f(1), level 4 f(0) and another, level 5 two others."""
-    slope, offset = rng.randint(2, 9), rng.randint(1, 30)
-    low = 0 if level < 5 else rng.randint(1, 5)
-    high = 1 if level == 3 else low + rng.randint(2, 6)
+    slope, offset = rng.randint(2, 19), rng.randint(1, 99)
+    low = 0 if level < 5 else rng.randint(1, 9)
+    high = 1 if level == 3 else low + rng.randint(2, 9)
     return (("slope", slope), ("offset", offset), ("low", low), ("high", high))
 
 
 def _draw_guess(rng: random.Random, level: int) -> tuple[Operation, ...]:
     """A rule a * x ** power + b and the two inputs shown; levels 2 to 5 take one number, the other, both, and a square."""
-    slope = 1 if level in (2, 5) else rng.randint(2, 9)
-    offset = 0 if level == 3 else rng.randint(1, 30)
-    low = rng.randint(1, 4)
+    slope = 1 if level in (2, 5) else rng.randint(2, 19)
+    offset = 0 if level == 3 else rng.randint(1, 99)
+    low = rng.randint(1, 9)
     return (
         ("slope", slope),
         ("offset", offset),
         ("power", 2 if level == 5 else 1),
         ("low", low),
-        ("high", low + rng.randint(1, 5)),
+        ("high", low + rng.randint(1, 9)),
     )
+
+
+def _draw_fold(rng: random.Random, level: int) -> tuple[Operation, ...]:
+    """Sums and products that fold into a * x + b with moderate numbers."""
+    while True:
+        chain = tuple(_draw_operation(rng, _OPERATIONS, ("add", "sub", "mul")) for _ in range(level))
+        a, b = _fold(chain)
+        if 1 < a < 100 and 0 < b < 1000:
+            return chain
+
+
+def _fold(chain: tuple[Operation, ...]) -> tuple[int, int]:
+    a, b = 1, 0
+    for name, k in chain:
+        if name == "mul":
+            a, b = a * k, b * k
+        else:
+            b += k if name == "add" else -k
+    return a, b
 
 
 def _draw_pipeline(rng: random.Random, level: int) -> tuple[Operation, ...]:
@@ -152,9 +171,13 @@ _DRAW: dict[str, tuple[tuple[int, ...], Callable[[random.Random, int], tuple[Ope
     "branch": ((2, 3), _draw_branch),
     "line": ((3, 4, 5), _draw_line),
     "guess": ((2, 3, 4, 5), _draw_guess),
+    "fold": ((2, 3, 4, 5), _draw_fold),
     "pipeline": ((1, 2, 3, 4, 5), _draw_pipeline),
 }
-_OF_LEVEL = {level: tuple(kind for kind in _DRAW if level in _DRAW[kind][0]) for level in LEVELS}
+_TWICE = {"guess", "fold"}  # drawn twice as often as the others
+_OF_LEVEL = {
+    level: tuple(kind for kind in (*_DRAW, *sorted(_TWICE)) if level in _DRAW[kind][0]) for level in LEVELS
+}
 
 
 def draw(rng: random.Random) -> CodePlan:
@@ -265,6 +288,12 @@ def _write_guess(plan: CodePlan, comment: Comment) -> Code:
     return "x", f"{kind}: {' and '.join(shown)}.", body, f"return {rule} + {b}" if b else f"return {rule}"
 
 
+def _write_fold(plan: CodePlan, comment: Comment) -> Code:
+    a, b = _fold(plan.operations)
+    words = ", then ".join(_words(_OPERATIONS, operation) for operation in plan.operations)
+    return "x", f"In one line: {words}.", [f"    return {a} * x + {b}"], f"return {a} * x + {b}"
+
+
 def _write_pipeline(plan: CodePlan, comment: Comment) -> Code:
     words, lines, terse = [], [], "xs"
     end = "xs"
@@ -291,6 +320,7 @@ _WRITE: dict[str, Callable[[CodePlan, Comment], Code]] = {
     "branch": _write_branch,
     "line": _write_line,
     "guess": _write_guess,
+    "fold": _write_fold,
     "pipeline": _write_pipeline,
 }
 

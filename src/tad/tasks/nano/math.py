@@ -1,6 +1,6 @@
 r"""Symbolic maths with worked steps: equations, sequences, systems and calculations, levels 1 to 5.
 
-The answer is a whole number within 0..199 in \boxed{}. A kind is a pair of functions: one draws the numbers of a problem
+The answer is a whole number in \boxed{}; numbers stay within 0..199 at levels 1 and 2, and within 0..999 above. A kind is a pair of functions: one draws the numbers of a problem
 (None where the draw does not fit), one words them as (question, steps, answer); a step is (equation, sentence forms).
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tad.tasks.nano.problem import NanoFamily, Problem
 
 LEVELS = (1, 2, 3, 4, 5)
-LARGEST = 199
+_SMALL, _LARGE = 199, 999
 
 Numbers = tuple[int, ...]
 Step = tuple[str, tuple[str, ...]]  # the equation of the reference, and ways to write the step out in full
@@ -37,8 +37,8 @@ def _step(equation: str, plain: str, formal: str) -> Step:
     return equation, tuple(form.replace("@", equation) for form in forms)
 
 
-def _fits(*values: int) -> bool:
-    return all(0 <= value <= LARGEST for value in values)
+def _fits(*values: int, largest: int = _LARGE) -> bool:
+    return all(0 <= value <= largest for value in values)
 
 
 # --- equations -----------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def _fits(*values: int) -> bool:
 
 def _draw_shift(rng: random.Random) -> Numbers | None:
     x, b, sign = rng.randint(1, 99), rng.randint(1, 99), rng.choice((1, -1))
-    return (x, sign * b) if _fits(x + sign * b) else None
+    return (x, sign * b) if _fits(x + sign * b, largest=_SMALL) else None
 
 
 def _write_shift(numbers: Numbers) -> Worded:
@@ -62,7 +62,7 @@ def _write_shift(numbers: Numbers) -> Worded:
 
 def _draw_linear(rng: random.Random) -> Numbers | None:
     a, x, b = rng.randint(2, 9), rng.randint(1, 20), rng.choice((1, -1)) * rng.randint(1, 60)
-    return (a, x, b) if _fits(a * x + b) else None
+    return (a, x, b) if _fits(a * x + b, largest=_SMALL) else None
 
 
 def _undo(b: int, left: str, right: int) -> Step:
@@ -87,10 +87,10 @@ def _write_linear(numbers: Numbers) -> Worded:
 
 
 def _draw_two_sided(rng: random.Random) -> Numbers | None:
-    c, x = rng.randint(1, 7), rng.randint(1, 20)
-    a, b = c + rng.randint(2, 7), rng.randint(1, 90)
+    c, x = rng.randint(1, 9), rng.randint(1, 60)
+    a, b = c + rng.randint(2, 9), rng.randint(1, 400)
     d = (a - c) * x + b
-    return (a, b, c, x) if _fits(d) and a < 10 else None
+    return (a, b, c, x) if _fits(d) else None
 
 
 def _times(c: int) -> str:
@@ -114,10 +114,10 @@ def _write_two_sided(numbers: Numbers) -> Worded:
 
 
 def _draw_bracket(rng: random.Random) -> Numbers | None:
-    c, x = rng.randint(1, 6), rng.randint(1, 15)
-    a, b = c + rng.randint(2, 6), rng.randint(1, 12)
+    c, x = rng.randint(1, 6), rng.randint(1, 40)
+    a, b = c + rng.randint(2, 6), rng.randint(1, 40)
     d = (a - c) * x + a * b
-    return (a, b, c, x) if _fits(d) and a < 10 else None
+    return (a, b, c, x) if _fits(d) else None
 
 
 def _write_bracket(numbers: Numbers) -> Worded:
@@ -126,15 +126,15 @@ def _write_bracket(numbers: Numbers) -> Worded:
     _, steps, _ = _write_two_sided((a, a * b, c, x))
     expand = _step(
         f"{a} * {b} = {a * b}",
-        f"Expand: @, so {a}x + {a * b} = {_times(c)} + {d}.",
-        f"Since @, we have {a}x + {a * b} = {_times(c)} + {d}.",
+        "Expand: @.",
+        "The bracket gives @.",
     )
     return f"Solve {a}(x + {b}) = {_times(c)} + {d}.", [expand, *steps], x
 
 
 def _draw_brackets(rng: random.Random) -> Numbers | None:
-    a, c = rng.randint(2, 5), rng.randint(2, 4)
-    b, d, x = rng.randint(1, 9), rng.randint(1, 9), rng.randint(1, 12)
+    a, c = rng.randint(2, 9), rng.randint(2, 9)
+    b, d, x = rng.randint(1, 30), rng.randint(1, 30), rng.randint(1, 30)
     return (a, b, c, d, x) if _fits(a * (x + b) + c * (x + d)) else None
 
 
@@ -146,8 +146,8 @@ def _write_brackets(numbers: Numbers) -> Worded:
         _step(f"{c} * {d} = {c * d}", "and @.", "and also @."),
         _step(
             f"{a * b} + {c * d} = {fixed}",
-            f"Collect: @, so {a + c}x + {fixed} = {total}.",
-            f"Adding gives @ and {a + c}x + {fixed} = {total}.",
+            "Collect: @.",
+            "Adding gives @.",
         ),
         _undo(fixed, f"{a + c}x", total),
         _divide(a + c, total - fixed),
@@ -160,7 +160,7 @@ def _write_brackets(numbers: Numbers) -> Worded:
 
 def _draw_next(rng: random.Random) -> Numbers | None:
     start, gap = rng.randint(1, 60), rng.choice((1, 1, -1)) * rng.randint(1, 25)
-    return (start, gap) if _fits(start + 4 * gap) else None
+    return (start, gap) if _fits(start + 4 * gap, largest=_SMALL) else None
 
 
 def _list(terms: list[int]) -> str:
@@ -185,7 +185,7 @@ def _write_next(numbers: Numbers) -> Worded:
 
 
 def _draw_term(rng: random.Random) -> Numbers | None:
-    start, gap, index = rng.randint(1, 40), rng.randint(2, 15), rng.randint(5, 13)
+    start, gap, index = rng.randint(1, 200), rng.randint(2, 49), rng.randint(5, 19)
     return (start, gap, index) if _fits(start + gap * (index - 1)) else None
 
 
@@ -203,7 +203,7 @@ def _write_term(numbers: Numbers) -> Worded:
 
 
 def _draw_growing(rng: random.Random) -> Numbers | None:
-    start, gap, growth = rng.randint(1, 40), rng.randint(1, 15), rng.randint(1, 9)
+    start, gap, growth = rng.randint(1, 200), rng.randint(1, 60), rng.randint(1, 29)
     return (start, gap, growth) if _fits(start + 4 * gap + 6 * growth) else None
 
 
@@ -222,9 +222,9 @@ def _write_growing(numbers: Numbers) -> Worded:
 
 def _draw_rule(rng: random.Random) -> Numbers | None:
     start, factor, shift = (
-        rng.randint(1, 20),
-        rng.choice((2, 2, 3, 4)),
-        rng.choice((1, -1)) * rng.randint(1, 20),
+        rng.randint(1, 40),
+        rng.choice((2, 2, 3, 4, 5)),
+        rng.choice((1, -1)) * rng.randint(1, 60),
     )
     count = rng.randint(2, 4)
     value = start
@@ -257,7 +257,7 @@ def _draw_sums(rng: random.Random) -> Numbers | None:
     a, b = first, second
     for _ in range(count):
         a, b = b, a + b
-    return (first, second, count) if _fits(b) else None
+    return (first, second, count) if _fits(b, largest=_SMALL) else None
 
 
 def _write_sums(numbers: Numbers) -> Worded:
@@ -278,8 +278,8 @@ def _write_sums(numbers: Numbers) -> Worded:
 
 
 def _draw_sum_difference(rng: random.Random) -> Numbers | None:
-    y = rng.randint(1, 80)
-    x = y + rng.randint(1, 80)
+    y = rng.randint(1, 400)
+    x = y + rng.randint(1, 400)
     return (x, y) if _fits(2 * x) else None
 
 
@@ -295,7 +295,7 @@ def _write_sum_difference(numbers: Numbers) -> Worded:
 
 
 def _draw_multiple(rng: random.Random) -> Numbers | None:
-    a, x, y = rng.randint(3, 9), rng.randint(1, 20), rng.randint(1, 60)
+    a, x, y = rng.randint(3, 12), rng.randint(1, 60), rng.randint(1, 400)
     return (a, x, y) if _fits(a * x + y) else None
 
 
@@ -315,7 +315,7 @@ def _write_multiple(numbers: Numbers) -> Worded:
 
 
 def _draw_substitute(rng: random.Random) -> Numbers | None:
-    a, b, x = rng.randint(2, 8), rng.randint(1, 60), rng.randint(1, 20)
+    a, b, x = rng.randint(2, 9), rng.randint(1, 300), rng.randint(1, 60)
     return (a, b, x) if _fits((a + 1) * x + b) else None
 
 
@@ -337,7 +337,7 @@ def _write_substitute(numbers: Numbers) -> Worded:
 
 def _draw_product_sum(rng: random.Random) -> Numbers | None:
     a, b, c = rng.randint(2, 9), rng.randint(2, 12), rng.choice((1, -1)) * rng.randint(1, 60)
-    return (a, b, c) if _fits(a * b + c) else None
+    return (a, b, c) if _fits(a * b + c, largest=_SMALL) else None
 
 
 def _write_product_sum(numbers: Numbers) -> Worded:
@@ -351,7 +351,7 @@ def _write_product_sum(numbers: Numbers) -> Worded:
 
 def _draw_remainder(rng: random.Random) -> Numbers | None:
     d = rng.randint(3, 12)
-    n = rng.randint(d + 1, LARGEST)
+    n = rng.randint(d + 1, _SMALL)
     return n, d
 
 
@@ -368,7 +368,7 @@ def _write_remainder(numbers: Numbers) -> Worded:
 def _draw_products(rng: random.Random) -> Numbers | None:
     a, b, c, d = (rng.randint(2, 12) for _ in range(4))
     sign = rng.choice((1, -1))
-    return (a, b, c, d, sign) if _fits(a * b + sign * c * d) else None
+    return (a, b, c, d, sign) if _fits(a * b + sign * c * d, largest=_SMALL) else None
 
 
 def _write_products(numbers: Numbers) -> Worded:
@@ -384,8 +384,8 @@ def _write_products(numbers: Numbers) -> Worded:
 
 
 def _draw_nested(rng: random.Random) -> Numbers | None:
-    a, b = rng.randint(2, 20), rng.randint(2, 20)
-    c, d, e = rng.randint(2, 9), rng.randint(1, 30), rng.randint(2, 9)
+    a, b = rng.randint(2, 60), rng.randint(2, 60)
+    c, d, e = rng.randint(2, 9), rng.randint(1, 200), rng.randint(2, 9)
     inside = (a + b) * c - d
     return (a, b, c, d, e) if inside > 0 and inside % e == 0 and _fits((a + b) * c) else None
 

@@ -1,6 +1,6 @@
 """Word problems about things that people gain, lose, pack and share; the level is the number of calculations (1 to 5).
 
-Counts stay within 0..199 and every number in a question below 100. Every sentence of a solution is phrased anew, so that
+Counts stay within 0..199 at level 1, 0..499 at level 2 and 0..999 above. Every sentence of a solution is phrased anew, so that
 the text has something to be uncertain about: what comes next is seldom settled before the sentence before it.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tad.tasks.nano.problem import NanoFamily, Problem
 
 LEVELS = (1, 2, 3, 4, 5)
-LARGEST = 199
+_LARGEST = {1: 199, 2: 499, 3: 999, 4: 999, 5: 999}
 
 _PEOPLE = (
     ("Mia", "she", "her"), ("Ben", "he", "him"), ("Ana", "she", "her"), ("Tom", "he", "him"),
@@ -41,51 +41,51 @@ _ASK_SHARE = (
     "{P} shares the {things} equally among {k} people, including {himself}.",
 )
 _SAY_ADD = (
-    "With {k} more there are {v} + {k} = {w} {things}.",
     "Then {p} has {v} + {k} = {w} {things}.",
+    "That makes {v} + {k} = {w}.",
     "Adding {k} makes {v} + {k} = {w} {things}.",
-    "Now {p} has {k} more, which is {v} + {k} = {w}.",
+    "Now there are more, {v} + {k} = {w} {things}.",
 )
 _SAY_SUB = (
-    "Without {k} there are {v} - {k} = {w} {things}.",
     "Then {p} has {v} - {k} = {w} {things}.",
+    "That leaves {v} - {k} = {w}.",
     "Taking away {k} leaves {v} - {k} = {w} {things}.",
-    "Now {p} has {k} fewer, which is {v} - {k} = {w}.",
+    "Now there are fewer, {v} - {k} = {w} {things}.",
 )
 _SAY_PACKS = (
     "The {boxes} hold {k} * {n} = {w} {things}.",
+    "That is {k} * {n} = {w}.",
     "In the {boxes} there are {k} * {n} = {w} {things}.",
-    "That is {k} * {n} = {w} new {things}.",
     "{k} {boxes} of {n} make {k} * {n} = {w}.",
 )
 _SAY_TIMES = (
-    "{k} times as many is {v} * {k} = {w} {things}.",
     "Then {p} has {v} * {k} = {w} {things}.",
-    "It grows to {v} * {k} = {w} {things}.",
+    "It grows to {v} * {k} = {w}.",
+    "{k} times as many is {v} * {k} = {w} {things}.",
     "Now there are {k} times as many, {v} * {k} = {w}.",
 )
 _SAY_SHARE = (
-    "One part of {k} is {v} / {k} = {w} {things}.",
     "Then {p} has {v} / {k} = {w} {things}.",
-    "Each share is {v} / {k} = {w} {things}.",
+    "Each share is {v} / {k} = {w}.",
+    "One part of {k} is {v} / {k} = {w} {things}.",
     "Split into {k} parts, one part is {v} / {k} = {w}.",
 )
 _SAY_OTHER = (
     "{other} has {v} {sign} {k} = {w} {things}.",
-    "For {other} it is {v} {sign} {k} = {w} {things}.",
+    "For {other} it is {v} {sign} {k} = {w}.",
     "So {other} owns {v} {sign} {k} = {w} {things}.",
     "Compare with {other}, who has {v} {sign} {k} = {w}.",
 )
 _SAY_BOTH = (
-    "Together they have {v} + {n} = {w} {things}.",
     "Both have {v} + {n} = {w} {things}.",
-    "The total is {v} + {n} = {w} {things}.",
+    "The total is {v} + {n} = {w}.",
+    "Together they have {v} + {n} = {w} {things}.",
     "We add both, {v} + {n} = {w}.",
 )
 _SAY_GOAL = (
-    "So {p} needs {k} - {v} = {w} more {things}.",
-    "There are {k} - {v} = {w} {things} missing.",
-    "To reach {k} it takes {k} - {v} = {w} {things}.",
+    "So {p} needs {k} - {v} = {w} more.",
+    "There are {k} - {v} = {w} missing.",
+    "To reach the goal it takes {k} - {v} = {w} {things}.",
     "Compare with the goal, {k} - {v} = {w}.",
 )
 _BEGIN = (
@@ -107,45 +107,48 @@ class WordPlan:
 
 def draw(rng: random.Random) -> WordPlan:
     level = rng.choice(LEVELS)
-    value = start = rng.randint(2, rng.choice((20, 50, 99)))
+    largest = _LARGEST[level]
+    value = start = rng.randint(2, rng.choice((20, 99, largest // 2)))
     events: list[tuple[str | int, ...]] = []
     left = level
     while left:
-        event, after, cost = _draw_event(rng, value, left)
+        event, after, cost = _draw_event(rng, value, left, largest)
         if cost:
             events.append(event)
             value, left = after, left - cost
     return WordPlan(start, tuple(events), level)
 
 
-def _draw_event(rng: random.Random, value: int, left: int) -> tuple[tuple[str | int, ...], int, int]:
+def _draw_event(
+    rng: random.Random, value: int, left: int, largest: int
+) -> tuple[tuple[str | int, ...], int, int]:
     """One event, the count after it, and how many calculations it takes; 0 where this draw does not fit."""
     none = (("none",), value, 0)
     name = rng.choice(("add", "add", "sub", "sub", "packs", "times", "share", "end"))
     if name == "end":
         if left == 1:
-            goal = rng.randint(2, 99)
+            goal = rng.randint(2, largest // 2)
             return (("goal", goal), goal - value, 1) if goal > value else none
         if left == 2:
             which = rng.choice(("more", "fewer"))
-            k = rng.randint(1, 40)
+            k = rng.randint(1, largest // 4)
             other = value + k if which == "more" else value - k
-            return ((which, k), value + other, 2) if other > 0 and value + other <= LARGEST else none
+            return ((which, k), value + other, 2) if other > 0 and value + other <= largest else none
         return none
     if name == "add":
-        k = rng.randint(1, rng.choice((10, 50, 99)))
-        return (("add", k), value + k, 1) if value + k <= LARGEST else none
+        k = rng.randint(1, rng.choice((20, 99, largest // 2)))
+        return (("add", k), value + k, 1) if value + k <= largest else none
     if name == "sub":
-        k = rng.randint(1, rng.choice((10, 50, 99)))
+        k = rng.randint(1, rng.choice((20, 99, largest // 2)))
         return (("sub", k), value - k, 1) if k <= value else none
     if name == "packs":
-        m, n = rng.randint(2, 9), rng.randint(2, 12)
-        return (("packs", m, n), value + m * n, 2) if left > 1 and value + m * n <= LARGEST else none
+        m, n = rng.randint(2, 9), rng.randint(2, 12 if largest < 500 else 39)
+        return (("packs", m, n), value + m * n, 2) if left > 1 and value + m * n <= largest else none
     if name == "times":
-        k = rng.randint(2, 4)
-        return (("times", k), value * k, 1) if 1 < value <= 49 and value * k <= LARGEST else none
-    k = rng.randint(2, 6)
-    return (("share", k), value // k, 1) if value >= k and value <= 99 and value % k == 0 else none
+        k = rng.randint(2, 4 if largest < 500 else 9)
+        return (("times", k), value * k, 1) if value > 1 and value * k <= largest else none
+    k = rng.randint(2, 6 if largest < 500 else 9)
+    return (("share", k), value // k, 1) if value >= k and value % k == 0 else none
 
 
 def key(plan: WordPlan) -> str:
@@ -161,11 +164,13 @@ def write(plan: WordPlan, rng: random.Random) -> Problem:
     asks = [f"{name} has {plan.start} {words['things']}."]
     says: list[str] = []
     sums: list[str] = []
-    if plan.level < 5:  # the longest stories do without an opening, to stay short
+    if (
+        plan.level < 5
+    ):  # the longest stories do without an opening and take the shorter forms, which come first
         says.append(rng.choice(_BEGIN).format(v=plan.start, **words))
 
     def say(forms: tuple[str, ...], equation: str, **numbers: int | str) -> None:
-        says.append(rng.choice(forms).format(**numbers, **words))
+        says.append(rng.choice(forms if plan.level < 5 else forms[:2]).format(**numbers, **words))
         sums.append(equation)
 
     value = plan.start
