@@ -1,0 +1,62 @@
+"""The distillation benchmark runs end to end on a toy shape."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "distill.py"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_distill", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bench_distill", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_ways_of_a_step_have_the_same_loss_and_stand_in_the_table(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["lean", "lean + recompute half", "released"]
+    words = ["distill.py", "--tiny", "--repeats", "1", "--warmup", "1", "--out", str(tmp_path / "deep")]
+    monkeypatch.setattr("sys.argv", [*words, "--only", *names])
+    assert bench.main() == 0
+    rows = json.loads((tmp_path / "deep" / "distill.json").read_text())["variants"]
+    assert [row["variant"] for row in rows] == names
+    for row in rows:
+        assert row["first_loss"] == pytest.approx(rows[-1]["first_loss"], rel=1e-5)
+        assert row["s_per_step"] > 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("| released |")
+
+
+def test_a_variant_that_fails_has_its_error_in_the_table(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*unused: object) -> None:
+        raise RuntimeError("out of something")
+
+    monkeypatch.setattr(bench, "released_loss", fail)
+    words = ["distill.py", "--tiny", "--repeats", "1", "--warmup", "1", "--only", "lean", "released"]
+    monkeypatch.setattr("sys.argv", words)
+    assert bench.main() == 0
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last[0].startswith("| lean |")
+    assert last[1].startswith("| released | RuntimeError: out of something |")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_the_full_distillation_run_needs_a_gpu(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["distill.py"])
+    assert bench.main() == 2
+    assert capsys.readouterr().err.strip() == "no CUDA device here; --tiny runs on the CPU"
