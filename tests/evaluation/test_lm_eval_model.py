@@ -22,6 +22,8 @@ from tad import generate
 from tad.errors import TadError
 from tad.evaluation.lm_eval.likelihood import decodes_greedily, estimate_loglikelihood
 from tad.evaluation.lm_eval.model import Order, TadLM
+from tad.evaluation.recipe import EvalRecipe, list_tasks
+from tad.evaluation.run import evaluate
 from tad.models import FAMILIES, LLADA, LM
 
 QUESTIONS = ["What is 2 + 2?", "And then?", "A longer question, so that lengths differ: how many?", "Why?"]
@@ -76,6 +78,23 @@ def test_texts_under_the_harness_equal_our_own(lm: LM, chat: bool, tmp_path: Pat
     assert len(set(found)) > 1
 
 
+def test_texts_under_the_harness_equal_those_of_an_evaluation_run(lm: LM, tmp_path: Path) -> None:
+    manager = write_task(tmp_path, "open", generation_kwargs={"until": []})
+    model = TadLM(lm, gen_length=LENGTH, batch_size=3, threshold=1.5)
+    found = texts(run(model, manager, "open", apply_chat_template=True))
+    recipe = EvalRecipe(
+        model=lm.source,
+        tasks=list_tasks([f"jsonl:{tmp_path / 'questions.jsonl'}"]),
+        gen_length=LENGTH,
+        settings={"threshold": 1.5},
+    )
+    rows = evaluate(lm, recipe, tmp_path / "run").rows()
+    assert found == [row.text for row in rows]
+    assert model.totals.forwards == sum(row.forwards for row in rows)
+    assert model.totals.content == sum(row.tokens for row in rows)
+    assert model.totals.positions == sum(row.tokens_all for row in rows)
+
+
 def test_the_decoder_and_its_parameters_are_the_ones_asked_for(lm: LM, tmp_path: Path) -> None:
     manager = write_task(tmp_path, "open", generation_kwargs={"until": []})
     model = TadLM(lm, decoder="fast-dllm", gen_length=LENGTH, batch_size=2, threshold=0.3)
@@ -88,6 +107,39 @@ def test_the_decoder_and_its_parameters_are_the_ones_asked_for(lm: LM, tmp_path:
         sum(len(a.decoded.content) for a in own) / sum(a.forwards for a in own)
     )
     assert info["decoder"]["threshold"] == 0.3
+
+
+def test_the_model_can_be_made_from_the_harness_s_argument_string(lm: LM, tmp_path: Path) -> None:
+    manager = write_task(tmp_path, "open", generation_kwargs={"until": []})
+    arguments = f"pretrained={lm.source},decoder=fast-dllm,gen_length={LENGTH},threshold=0.3,device=cpu"
+    results = lm_eval.simple_evaluate(
+        "tad", model_args=arguments, tasks=["open"], task_manager=manager, batch_size="2", bootstrap_iters=0
+    )
+    own = generate(lm, QUESTIONS, "fast-dllm", LENGTH, raw=True, threshold=0.3)
+    assert texts(results["samples"]["open"]) == [answer.text for answer in own]
+    assert results["config"]["model"] == "tad"
+
+
+def test_examples_of_a_few_shot_task_are_turns_of_the_chat(lm: LM, tmp_path: Path) -> None:
+    shots = {"sampler": "first_n", "samples": [{"question": "1 + 1?", "answer": "2"}]}
+    manager = write_task(
+        tmp_path,
+        "shot",
+        generation_kwargs={"until": []},
+        num_fewshot=1,
+        fewshot_config=shots,
+        target_delimiter="",
+    )
+    model = TadLM(lm, gen_length=32, batch_size=4)
+    samples = run(model, manager, "shot", apply_chat_template=True, fewshot_as_multiturn=True)
+    for sample, question in zip(samples, QUESTIONS, strict=True):
+        chat = [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": "2"},
+            {"role": "user", "content": question},
+        ]
+        assert model.tok_encode(sample["arguments"][0][0]) == lm.encode(chat)
+        assert sample["resps"][0][0] == generate(lm, chat, gen_length=32).text
 
 
 def test_a_task_can_set_parameters_of_the_decoder(lm: LM) -> None:

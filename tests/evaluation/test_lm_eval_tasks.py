@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from fnmatch import fnmatch
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tad.evaluation.lm_eval import TASKS, harness
 from tad.evaluation.lm_eval.model import TadLM
 from tad.evaluation.lm_eval.task import TadTask
 from tad.models import DREAM, FAMILIES, LLADA, LM, Family
-from tad.tasks import Prompt, get_task
+from tad.tasks import Prompt, Task, get_task
 
 BENCHMARKS = ("gsm8k", "math", "humaneval", "humaneval-instruct", "mbpp", "mbpp-instruct")
 NAMES = {
@@ -51,6 +52,12 @@ def manager(data_dir: Path) -> TaskManager:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LM]:
     return {f.name: tiny_lm(tmp_path_factory.mktemp(f.name), f) for f in FAMILIES.values()}
+
+
+@cache
+def get_own(benchmark: str, data_dir: Path) -> Task:
+    """Our own task; the data is read once."""
+    return get_task(benchmark, data_dir)
 
 
 def get_tad_task(manager: TaskManager, name: str) -> TadTask:
@@ -78,7 +85,7 @@ def test_the_harness_sends_the_prompts_of_our_tasks(
     name: str, manager: TaskManager, models: dict[str, LM], data_dir: Path
 ) -> None:
     benchmark, template = NAMES[name]
-    task, own = get_tad_task(manager, name), get_task(benchmark, data_dir)
+    task, own = get_tad_task(manager, name), get_own(benchmark, data_dir)
     examples = own.examples("test")
     assert [doc["id"] for doc in task.test_docs()] == [example.id for example in examples]
     chosen = list(range(0, len(examples), len(examples) // 4))
@@ -97,7 +104,7 @@ def test_the_harness_sends_the_prompts_of_our_tasks(
 
 
 def test_without_the_chat_format_the_prompt_is_plain_text(manager: TaskManager, data_dir: Path) -> None:
-    own = get_task("humaneval-instruct", data_dir)
+    own = get_own("humaneval-instruct", data_dir)
     task = get_tad_task(manager, "tad_humaneval_instruct")
     task.set_config("num_fewshot", 0)
     task.build_all_requests(limit=1)
@@ -108,7 +115,7 @@ def test_without_the_chat_format_the_prompt_is_plain_text(manager: TaskManager, 
 @pytest.mark.parametrize("name", ["tad_gsm8k", "tad_math"])
 def test_answers_get_the_verdicts_of_our_graders(name: str, manager: TaskManager, data_dir: Path) -> None:
     task = get_tad_task(manager, name)
-    own = get_task(NAMES[name][0], data_dir)
+    own = get_own(NAMES[name][0], data_dir)
     docs = task.test_docs()
     for number in (0, 100, 500):
         example = own.examples("test")[number]
@@ -119,7 +126,7 @@ def test_answers_get_the_verdicts_of_our_graders(name: str, manager: TaskManager
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (bwrap)")
 def test_programs_are_run_in_our_sandbox(manager: TaskManager, data_dir: Path, tmp_path: Path) -> None:
     task = get_tad_task(manager, "tad_humaneval")
-    own = get_task("humaneval", data_dir)
+    own = get_own("humaneval", data_dir)
     doc, example = task.test_docs()[0], own.examples("test")[0]
     good = f"```python\n{own.reference(example)}\n```"
     assert task.process_results(doc, [good]) == {"acc": 1.0}
@@ -136,7 +143,7 @@ def check_against_our_own_run(
     lm: LM, results: dict[str, Any], name: str, limit: int, data_dir: Path, decoder: str, length: int
 ) -> None:
     benchmark, template = NAMES[name]
-    own = get_task(benchmark, data_dir)
+    own = get_own(benchmark, data_dir)
     examples = own.examples("test")[:limit]
     prompts = [own.prompt(example, template) for example in examples]
     rows = decode(lm, [encode(lm, prompt) for prompt in prompts], decoder, length)
@@ -154,9 +161,9 @@ def test_gsm8k_and_math_run_end_to_end_with_our_own_texts(
 ) -> None:
     lm = models[family.name]
     names = ["tad_gsm8k", "tad_gsm8k_d3llm", "tad_math_zero_shot"]
-    results = harness.evaluate(TadLM(lm, batch_size=2, gen_length=64), names, manager, limit=3)
+    results = harness.evaluate(TadLM(lm, batch_size=2, gen_length=32), names, manager, limit=3)
     for name in names:
-        check_against_our_own_run(lm, results, name, 3, data_dir, "tad", 64)
+        check_against_our_own_run(lm, results, name, 3, data_dir, "tad", 32)
     assert results["config"]["texts"] == 9
     assert "9 texts" in harness.format_table(results)
 
@@ -167,10 +174,10 @@ def test_humaneval_and_mbpp_run_end_to_end_with_our_own_texts(
 ) -> None:
     lm = models["llada"]
     names = ["tad_humaneval", "tad_humaneval_instruct", "tad_mbpp_plain", "tad_mbpp_instruct_d3llm"]
-    model = TadLM(lm, decoder="fast-dllm", batch_size=3, gen_length=64)
+    model = TadLM(lm, decoder="fast-dllm", batch_size=3, gen_length=32)
     results = harness.evaluate(model, names, manager, limit=2)
     for name in names:
-        check_against_our_own_run(lm, results, name, 2, data_dir, "fast-dllm", 64)
+        check_against_our_own_run(lm, results, name, 2, data_dir, "fast-dllm", 32)
 
 
 def test_an_unknown_task_is_refused_with_a_hint(data_dir: Path) -> None:
