@@ -109,7 +109,7 @@ class DistillTrainer(ResumableTrainer):
     def compute_loss(self, model: Any, inputs: Batch, **unused: Any) -> Tensor:
         parts = model(inputs, self.totals)
         if not bool(torch.isfinite(parts.total)):
-            raise TadError(self._not_finite(f"loss is {float(parts.total)}", inputs))
+            raise TadError(self._not_finite(f"loss is {parts.total.item()}", inputs))
         for name, value in named_terms(parts).items():
             self.sums[name] += value.detach().double()
         self.last = inputs

@@ -1,0 +1,46 @@
+"""One process of a distillation on several: `torchrun --nproc-per-node 2 distill_process.py WORLD OUT CHANGES`.
+
+Rank 0 leaves the gradient of the last step (where it can be read) and the number of processes in OUT/seen.pt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_store import recipe
+
+from tad.training.distill import distill
+from tad.training.distill_trainer import DistillTrainer
+
+seen: dict[str, Any] = {}
+clip = DistillTrainer._clip_grad_norm
+
+
+def keep(self: DistillTrainer, model: Any) -> Any:
+    parameters = self.accelerator.unwrap_model(self.model).student.named_parameters()
+    found = {name: p.grad for name, p in parameters if p.requires_grad and p.grad is not None}
+    seen["gradient"] = {
+        name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in found.items()
+    }
+    seen["sharded"] = any(hasattr(g, "full_tensor") for g in found.values())
+    seen["engine"] = type(model).__name__
+    return clip(self, model)
+
+
+if __name__ == "__main__":
+    root, out, changes = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    resume, stop_at = changes.pop("resume", False), changes.pop("stop_at", None)
+    DistillTrainer._clip_grad_norm = keep  # type: ignore[method-assign]
+    distill(recipe(root, **changes), out, resume=resume, stop_at=stop_at, quiet=True)
+    seen["processes"] = dist.get_world_size() if dist.is_initialized() else 1
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        torch.save(seen, out / "seen.pt")
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,424 @@
+"""Distillation end to end at a size that takes seconds: splits, exact resume, whole checkpoints, the log, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_store import recipe, write_store, write_world
+
+import tad
+from tad.errors import TadError
+from tad.models import DREAM, LLADA
+from tad.training.distill import build_module, build_objective, distill
+from tad.training.distill_trainer import DistillTrainer
+from tad.training.objectives import LossModule
+from tad.training.trainer import checkpoints
+from tad.training.weights import detach
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def run(world: Path) -> Path:
+    """An uninterrupted run."""
+    distill(recipe(world), world / "whole", quiet=True)
+    return world / "whole"
+
+
+def lines(run: Path, key: str = "loss") -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line for line in found if key in line]
+
+
+def same(left: Path, right: Path) -> bool:
+    a, b = load_file(left / WEIGHTS), load_file(right / WEIGHTS)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Splits
+
+
+def gradients(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[float, Any]:
+    """Loss and gradient of the first step."""
+    found = {}
+
+    def keep(self: DistillTrainer, model: Any) -> None:
+        student = self.model.student
+        found.update({n: p.grad.clone() for n, p in student.named_parameters() if p.requires_grad})
+
+    monkeypatch.setattr(DistillTrainer, "_clip_grad_norm", keep)
+    values = {"adapter": {"rank": 4, "dropout": 0.0}, "learning": {"steps": 1}, **changes}
+    distill(recipe(world, **values), out, quiet=True)
+    return lines(out)[0]["loss"], found
+
+
+OBJECTIVES = [
+    {"name": "tad", "window": 4}, {"name": "tad", "window": 4, "reduction": "sum"},
+    {"name": "tad", "window": 4, "teacher": "plain", "partition": "adaptive", "floor": 0.0038}, {"name": "dparallel"},
+    {"name": "d3llm"}, {"name": "d2f", "block": 4}, {"name": "sft"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "objective",
+    OBJECTIVES,
+    ids=lambda o: "-".join(str(value) for value in o.values() if isinstance(value, str)),
+)
+def test_a_global_batch_has_one_loss_and_gradient_however_it_is_split(
+    objective: dict[str, Any], world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = 4 if objective["name"] == "tad" else 1
+    loss, whole = gradients(
+        world, tmp_path / "8", monkeypatch, batch={"size": 8, "micro": 8}, objective=objective, states=states
+    )
+    norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in whole.values()))
+    assert norm > 0
+    for micro in (4,) if objective["name"] != "tad" else (4, 1):
+        split_loss, split = gradients(
+            world, tmp_path / str(micro), monkeypatch, batch={"size": 8, "micro": micro}, objective=objective,
+            states=states,
+        )  # fmt: skip
+        apart = math.sqrt(sum(float((whole[n] - split[n]).double().pow(2).sum()) for n in whole))
+        assert apart < 1e-5 * norm
+        assert split_loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_worker_processes_give_the_same_run(run: Path, world: Path, tmp_path: Path) -> None:
+    distill(recipe(world, workers=2), tmp_path / "run", quiet=True)
+    assert same(run / "adapter", tmp_path / "run" / "adapter")
+
+
+# Stopping and resuming
+
+
+@pytest.mark.parametrize("family", [LLADA, DREAM], ids=lambda family: family.name)
+def test_a_run_stopped_at_a_random_step_and_resumed_ends_bit_equal(family: Any, tmp_path: Path) -> None:
+    world = write_world(tmp_path, family)
+    stop = random.Random(family.name).randint(1, 5)
+    values = recipe(world, learning={"lr": 1e-2, "steps": 6, "schedule": "cosine", "warmup": 0.3})
+    distill(values, tmp_path / "whole", quiet=True)
+    outcome = distill(values, tmp_path / "parts", stop_at=stop, quiet=True)
+    assert (outcome.step, outcome.finished) == (stop, False)
+    assert distill(values, tmp_path / "parts", resume=True, quiet=True).finished
+    assert same(tmp_path / "whole" / "adapter", tmp_path / "parts" / "adapter")
+    for name in ("optimizer.pt", "scheduler.pt"):
+        left, right = (torch.load(tmp_path / part / "checkpoint-6" / name) for part in ("whole", "parts"))
+        assert _equal(left, right), name
+    keys = ("step", "loss", "loss_near", "loss_distant", "lr", "near_confidence", "near_tokens")
+    told = [[[line[key] for key in keys] for line in lines(tmp_path / part)] for part in ("whole", "parts")]
+    assert told[0] == told[1]
+
+
+def test_every_step_sees_other_states_and_dropout_is_on(run: Path, world: Path, tmp_path: Path) -> None:
+    distill(recipe(world, seed=1), tmp_path / "seed", quiet=True)
+    distill(recipe(world, adapter={"rank": 4, "dropout": 0.0}), tmp_path / "dry", quiet=True)
+    assert not same(run / "adapter", tmp_path / "seed" / "adapter")
+    assert not same(run / "adapter", tmp_path / "dry" / "adapter")
+
+
+def test_resuming_continues_with_another_micro_batch_but_not_with_another_recipe(
+    world: Path, tmp_path: Path
+) -> None:
+    distill(recipe(world), tmp_path, stop_at=2, quiet=True)
+    with pytest.raises(
+        TadError, match=r"checkpoint-2: was made with learning=.* resume with the same recipe"
+    ):
+        distill(recipe(world, learning={"lr": 1e-3, "steps": 6}), tmp_path, resume=True, quiet=True)
+    assert distill(recipe(world, batch={"size": 8, "micro": 2}), tmp_path, resume=True, quiet=True).finished
+
+
+def test_a_run_killed_while_saving_leaves_the_previous_checkpoint_usable(
+    run: Path, world: Path, tmp_path: Path
+) -> None:
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from tiny_store import recipe
+from tad.training import trainer
+from tad.training.distill import distill
+saves = []
+def kill_at_the_second(directory):
+    saves.append(directory)
+    if len(saves) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+trainer._sync_tree = kill_at_the_second
+distill(recipe(Path({str(world)!r})), Path({str(tmp_path)!r}), quiet=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr.decode()[-800:]
+    assert (tmp_path / "unfinished" / "checkpoint-4").is_dir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+    distill(recipe(world), tmp_path, resume=True, quiet=True)
+    assert same(run / "adapter", tmp_path / "adapter")
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_interrupted_run_saves_and_can_be_resumed(run: Path, world: Path, tmp_path: Path) -> None:
+    def interrupt(lm: tad.LM, step: int) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    before = signal.getsignal(signal.SIGINT)
+    outcome = distill(recipe(world, validate_every=2), tmp_path, evaluate=interrupt, quiet=True)
+    assert outcome.interrupted
+    assert (outcome.step, outcome.finished, outcome.path) == (3, False, tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    distill(recipe(world), tmp_path, resume=True, quiet=True)
+    assert same(run / "adapter", tmp_path / "adapter")
+
+
+# What a run leaves
+
+
+def test_the_result_loads_as_an_adapter_and_holds_the_trained_weights(run: Path, world: Path) -> None:
+    lm = tad.load(world / "base", adapter=run / "adapter", device="cpu")
+    stored = load_file(run / "adapter" / WEIGHTS)
+    assert same(run / "adapter", run / "checkpoint-6")
+    roles = {name.split(".lora_")[0].rpartition(".")[2] for name in stored}
+    assert roles == {name.rpartition(".")[2] for name in lm.family.names.projections}
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        taught = lm.model(ids).logits
+        with lm.base():
+            assert not torch.allclose(taught, lm.model(ids).logits, atol=1e-3)
+
+
+def test_the_log_has_a_line_per_step_with_losses_confidence_and_throughput(run: Path) -> None:
+    found = lines(run)
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
+    for line in found:
+        assert line["loss"] == pytest.approx(line["loss_near"] + line["loss_distant"], rel=1e-5)
+        assert line["near_tokens"] > 0
+        assert 0 < line["near_confidence"] < 1
+        assert 0 < line["distant_entropy"] < math.log(264)
+        assert line["lr"] == 1e-2
+        assert 0 <= line["padding"] < 0.1
+        assert line["tokens_per_s"] > 0
+        assert line["states_per_s"] == pytest.approx(4 * line["trajectories_per_s"])
+
+
+def test_the_record_names_recipe_objective_fingerprints_and_versions(run: Path, world: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    assert record["recipe"]["seed"] == 0
+    (call,) = record["calls"]
+    store = json.loads((world / "train" / "store.json").read_text())
+    assert call["fingerprints"] == {"model": store["model"], "tokenizer": store["tokenizer"]}
+    assert call["objective"]["window"] == 4
+    assert (call["steps"], call["trajectories"], call["processes"]) == (6, 24, 1)
+    assert call["versions"]["peft"]
+
+
+def test_tensorboard_gets_the_same_numbers(world: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    distill(recipe(world, report_to=None), tmp_path, quiet=True)
+    (events,) = tmp_path.rglob("events.out*")
+    reader = EventAccumulator(str(events.parent))
+    reader.Reload()
+    seen = [event.value for event in reader.Scalars("train/loss_near")]
+    assert seen == pytest.approx([line["loss_near"] for line in lines(tmp_path)])
+
+
+def test_held_out_loss_is_logged_at_the_start_the_end_and_between(world: Path, tmp_path: Path) -> None:
+    values = recipe(world, validation=[str(world / "held")], validate_every=4)
+    distill(values, tmp_path / "four", quiet=True)
+    found = lines(tmp_path / "four", "held_out_loss")
+    assert [line["step"] for line in found] == [0, 4, 6]
+    assert found[-1]["held_out_loss_near"] < found[0]["held_out_loss_near"]
+    assert found[0]["held_out_near_tokens"] == found[1]["held_out_near_tokens"]
+    one = values.model_copy(update={"batch": values.batch.model_copy(update={"micro": 8})})
+    distill(one, tmp_path / "eight", quiet=True)
+    other = lines(tmp_path / "eight", "held_out_loss")[0]
+    assert other["held_out_loss"] == pytest.approx(found[0]["held_out_loss"], rel=1e-5)
+
+
+def test_evaluation_is_logged_and_does_not_change_the_run(run: Path, world: Path, tmp_path: Path) -> None:
+    seen = []
+
+    def look(lm: tad.LM, step: int) -> dict[str, float]:
+        seen.append(step)
+        assert not lm.model.training
+        torch.rand(3)
+        return {"accuracy": 0.5}
+
+    distill(recipe(world, validate_every=4), tmp_path, evaluate=look, quiet=True)
+    assert seen == [4, 6]
+    assert [line["eval_accuracy"] for line in lines(tmp_path, "eval_accuracy")] == [0.5, 0.5]
+    assert same(run / "adapter", tmp_path / "adapter")
+
+
+# What is trained
+
+
+def test_the_teacher_is_the_same_weights_and_only_adapters_learn(world: Path) -> None:
+    lm = tad.load(world / "base", device="cpu")
+    base = sum(p.numel() for p in lm.model.parameters())
+    values = recipe(world)
+    module = build_module(values, lm, build_objective(values, lm), bf16=True)
+    learned = [p for p in module.parameters() if p.requires_grad]
+    assert module.teacher is None
+    assert sum(p.numel() for p in module.parameters()) == base + sum(p.numel() for p in learned)
+    assert {p.dtype for p in learned} == {torch.float32}
+    assert {p.dtype for p in module.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_a_model_trained_whole_has_a_frozen_copy_as_teacher_and_loads_as_a_model(
+    world: Path, tmp_path: Path
+) -> None:
+    values = recipe(world, full=True, learning={"lr": 1e-3, "steps": 4})
+    outcome = distill(values, tmp_path / "whole", quiet=True)
+    trained, base = (tad.load(path, device="cpu") for path in (outcome.path, world / "base"))
+    assert not torch.equal(trained.model.embedding().weight, base.model.embedding().weight)
+    assert trained.encode("abc") == base.encode("abc")
+    distill(values, tmp_path / "parts", stop_at=2, quiet=True)
+    distill(values, tmp_path / "parts", resume=True, quiet=True)
+    left, right = (load_file(tmp_path / part / "model" / "model.safetensors") for part in ("whole", "parts"))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_base_can_be_used_again_after_its_adapter_is_taken_out(
+    run: Path, world: Path, tmp_path: Path
+) -> None:
+    lm = tad.load(world / "base", device="cpu")
+    for turn in ("a", "b"):
+        distill(recipe(world), tmp_path / turn, lm=lm, quiet=True)
+        assert same(run / "adapter", tmp_path / turn / "adapter")
+        detach(lm)
+
+
+def test_bf16_checkpointing_and_whole_logits_train_nearly_alike(
+    run: Path, world: Path, tmp_path: Path
+) -> None:
+    want = [line["loss"] for line in lines(run)]
+    for name, changes, close in (
+        ("bf16", {"precision": "bf16"}, 2e-2),
+        ("checkpointing", {"gradient_checkpointing": True}, 1e-5),
+        ("whole logits", {"lean": False}, 1e-4),
+    ):
+        distill(recipe(world, **changes), tmp_path / name, quiet=True)
+        assert [line["loss"] for line in lines(tmp_path / name)] == pytest.approx(want, rel=close), name
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "ffff"}, "trajectories of another model: ffff there"),
+        ({"tokenizer": "ffff"}, "trajectories of another tokenizer: ffff there"),
+        ({"family": "dream"}, "trajectories of another family: dream there"),
+    ],
+)
+def test_trajectories_of_something_else_are_refused(
+    changes: dict[str, str], message: str, world: Path, tmp_path: Path
+) -> None:
+    lm = tad.load(world / "base", device="cpu")
+    other = write_store(tmp_path / "other", lm, 4, seed=3, **changes)
+    with pytest.raises(TadError, match=message):
+        distill(recipe(world, trajectories=[str(other)]), tmp_path / "run", lm=lm, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"name": "tda"}}, "objective 'tda' is not known"),
+        ({"objective": {"name": "tad", "windw": 4}}, "has no setting 'windw'; did you mean 'window'"),
+        ({"objective": {"name": "tad", "window": "quality"}}, "window 'quality' has not been measured: run"),
+        ({"objective": {"name": "tad", "window": "fast"}}, "window is a number, 'quality' or 'speed'"),
+        ({"objective": {"name": "sft"}, "states": "all"}, "states: all visits .* such as states: 1"),
+        ({"batch": {"size": 8, "micro": 3}}, r"batch\.size 8 is not a multiple of batch\.micro 3"),
+        ({"batch": {"size": 800, "micro": 4}}, r"batch\.size 800 is more than the 96 states"),
+        ({"objective": {"name": "tad", "window": 4, "filler": False}, "filler_states": True, "states": 2,
+          "batch": {"size": 1, "micro": 1}, "learning": {"steps": 24}}, "no near position in the whole batch"),
+    ],
+)  # fmt: skip
+def test_bad_recipes_are_one_line_errors(
+    changes: dict[str, Any], message: str, world: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TadError, match=message) as error:
+        distill(recipe(world, **changes), tmp_path / "run", quiet=True)
+    assert "\n" not in str(error.value)
+
+
+def test_a_measured_window_is_read_from_beside_the_store(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "train", tmp_path / "train")
+    (tmp_path / "train" / "window.json").write_text(json.dumps({"windows": {"speed": {"window": 7}}}))
+    values = recipe(
+        world, trajectories=[str(tmp_path / "train")], objective={"name": "tad", "window": "speed"}
+    )
+    objective: Any = build_objective(values, tad.load(world / "base", device="cpu"))
+    assert objective.window == 7
+
+
+def test_a_loss_that_is_not_a_number_stops_before_it_does_harm(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    forward = LossModule.forward
+
+    def spoiled(self: LossModule, batch: Any, totals: Any) -> Any:
+        calls.append(batch.rows)
+        parts = forward(self, batch, totals)
+        return parts._replace(total=parts.total * math.nan) if len(calls) == 6 else parts
+
+    monkeypatch.setattr(LossModule, "forward", spoiled)
+    with pytest.raises(TadError, match="step 3: the loss is nan") as error:
+        distill(recipe(world), tmp_path, quiet=True)
+    assert all(name in str(error.value) for name in calls[5])
+    assert str(tmp_path / "checkpoint-2") in str(error.value)
+    assert all(value.isfinite().all() for value in load_file(tmp_path / "checkpoint-2" / WEIGHTS).values())
+
+
+def test_running_out_of_memory_names_the_settings_that_help(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: LossModule, batch: Any, totals: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(LossModule, "forward", full)
+    with pytest.raises(TadError, match=r"batch\.micro=2 or gradient_checkpointing=true"):
+        distill(recipe(world), tmp_path, quiet=True)
+
+
+def test_a_directory_with_a_run_is_not_overwritten(run: Path, world: Path) -> None:
+    with pytest.raises(TadError, match="--resume"):
+        distill(recipe(world), run, quiet=True)
+
+
+def test_an_adapter_beside_full_training_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave out one of the two"):
+        recipe(Path("x"), full=True).model_copy().model_validate(
+            {"name": "x", "model": "m", "trajectories": ["t"], "full": True, "adapter": {"rank": 4}}
+        )
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(_equal(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)

@@ -1,0 +1,101 @@
+"""Distillation on two CPU processes: the same batch, the same gradient; DDP, FSDP and DeepSpeed ZeRO-2."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_store import write_world
+
+SCRIPT = Path(__file__).with_name("distill_process.py")
+STEADY = {"adapter": {"rank": 4, "dropout": 0.0}, "learning": {"lr": 1e-2, "steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+def launch(world: Path, out: Path, processes: int = 2, **changes: Any) -> dict[str, Any]:
+    settings = {**STEADY, "batch": {"size": 8, "micro": 2}, **changes}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *(command if processes > 1 else []), str(SCRIPT), str(world), str(out), json.dumps(settings)],
+        capture_output=True, text=True, env=environment, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen: dict[str, Any] = torch.load(out / "seen.pt")
+    assert seen["processes"] == processes
+    return seen
+
+
+@pytest.fixture(scope="module")
+def alone(world: Path) -> dict[str, Any]:
+    return launch(world, world / "alone", processes=1)
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def apart(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """Distance over norm."""
+    assert left.keys() == right.keys()
+    distance = sum(float((left[name] - right[name]).double().pow(2).sum()) for name in left)
+    return math.sqrt(distance / sum(float(value.double().pow(2).sum()) for value in left.values()))
+
+
+def test_two_processes_have_the_loss_and_gradient_of_one(
+    world: Path, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    seen = launch(world, tmp_path)
+    assert seen["engine"] == "DistributedDataParallel"
+    assert apart(alone["gradient"], seen["gradient"]) < 1e-5
+    assert losses(tmp_path) == pytest.approx(losses(world / "alone"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_sharded_processes_have_the_loss_and_gradient_of_one(
+    world: Path, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    seen = launch(world, tmp_path, distributed="fsdp")
+    assert seen["sharded"]
+    assert apart(alone["gradient"], seen["gradient"]) < 1e-5
+    assert losses(tmp_path) == pytest.approx(losses(world / "alone"), rel=1e-5)
+
+
+LONGER: dict[str, Any] = {"learning": {"lr": 1e-2, "steps": 4}, "save_every": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "deepspeed"])
+def test_a_run_on_two_processes_resumes_exactly_and_ends_as_on_one(
+    kind: str, world: Path, tmp_path: Path
+) -> None:
+    if kind == "deepspeed":
+        pytest.importorskip("deepspeed")
+    launch(world, tmp_path / "one", processes=1, **LONGER)
+    held = {"validation": [str(world / "held")]}
+    seen = launch(world, tmp_path / "whole", distributed=kind, **held, **LONGER)
+    assert kind != "deepspeed" or seen["engine"] == "DeepSpeedEngine"
+    launch(world, tmp_path / "parts", distributed=kind, stop_at=2, **LONGER)
+    launch(world, tmp_path / "parts", distributed=kind, resume=True, **LONGER)
+    one, whole, parts = (
+        load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+        for name in ("one", "whole", "parts")
+    )
+    assert apart(whole, parts) == 0
+    assert apart(one, whole) < 1e-3  # Adam divides by the size of small gradients, rounding included
+    assert losses(tmp_path / "whole") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
