@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -147,7 +148,7 @@ def evaluate(
         get_decoder(name, **own).prepared(gen_length, shift=0)
         if swept:
             plan(name, "llada", gen_length, own, values or None)
-    Questions(recipe.tasks, recipe.data_dir)
+    questions = Questions(recipe.tasks, recipe.data_dir)
     folder = out or _default_out(recipe, decoders, swept)
     if workers == "ray":
         if swept:
@@ -160,16 +161,22 @@ def evaluate(
     if not swept:
         from tad.evaluation import evaluate as run
 
-        results = run(lm, recipe, folder, watch.report, watch.stopping, not no_grade)
+        results = run(lm, recipe, folder, watch.report, watch.stopping, not no_grade, questions)
         _show_run(results, levels, as_json)
     else:
         from tad.evaluation import run_sweep
 
-        run_sweep(lm, recipe, folder, decoders, values or None, watch.begin, watch.stopping, not no_grade)
-        if no_grade and not watch.interrupted:
+        runs = run_sweep(
+            lm, recipe, folder, decoders, values or None, watch.begin, watch.stopping, not no_grade, questions
+        )
+        if watch.interrupted:
+            pass
+        elif no_grade:
             typer.echo(f"decoded; grade with: tad regrade {folder}")
-        elif not watch.interrupted:
+        elif all(run.is_complete() for run in runs):
             _show_points([folder], y_max, base, folder, as_json)
+        else:  # another process of this run will be the last
+            typer.echo(f"{folder}: this process's share is done", err=True)
     if watch.interrupted:
         typer.echo("stopped: run the same command again to continue", err=True)
         raise typer.Exit(130)
@@ -358,10 +365,12 @@ class _Watch:
         accuracy = (
             f"accuracy {progress.accuracy:.1f} % of {progress.graded}" if progress.graded else "not graded"
         )
-        line = (
-            f"{self._label}{progress.rows}/{progress.total}  {accuracy}  TPF {progress.count.tpf:.2f} "
-            f"(all {progress.count.tpf_all:.2f})  {left:.0f} s left"
+        speed = (
+            f"TPF {progress.count.tpf:.2f} (all {progress.count.tpf_all:.2f})"
+            if progress.count.forwards
+            else ""
         )
+        line = f"{self._label}{progress.rows}/{progress.total}  {accuracy}  {speed}  {left:.0f} s left"
         if live:
             typer.echo(f"\r\x1b[K{line}", err=True, nl=last)
         else:
@@ -378,6 +387,11 @@ def _show_run(results: Results, levels: bool, as_json: bool) -> None:
     from tad.evaluation.tables import show_summary
 
     text = (results.folder / "summary.json").read_text(encoding="utf-8")
+    if (
+        "WORLD_SIZE" in os.environ and not results.is_complete()
+    ):  # another process of this run will be the last
+        typer.echo(f"{results.folder}: this process's share is done", err=True)
+        return
     if as_json:
         typer.echo(text.rstrip())
         return

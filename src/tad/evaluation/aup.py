@@ -39,6 +39,8 @@ class Reach:
     open: bool = False
 
     def __str__(self) -> str:
+        if self.accuracy <= 0:
+            return "-"  # the base itself is not that far above zero
         if self.tpf is None:
             return "not reached"
         return f">= {self.tpf:.2f}" if self.open else f"{self.tpf:.2f}"

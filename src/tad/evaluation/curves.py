@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tad.decoding import DECODERS
 from tad.errors import TadError
 from tad.evaluation.aup import ALPHA, DROP, Point, Reach, aup, keep, reach
 from tad.evaluation.bootstrap import Resampled, interval
@@ -103,8 +104,7 @@ class _Sweep:
 
     @property
     def label(self) -> str:
-        source = next(iter(self.runs.values()))[0].meta.source
-        return " + ".join(Path(str(name)).name for name in (source["model"], source["adapter"]) if name)
+        return next(iter(self.runs.values()))[0].meta.label
 
     @property
     def adapter(self) -> str | None:
@@ -177,8 +177,7 @@ def _read(folder: Path) -> _Sweep:
     for path in find_runs(folder):
         results = Results.open(path)
         rows = results.rows()
-        planned = sum(entry["examples"] * len(entry["templates"]) for entry in results.meta.tasks)
-        if len(rows) < planned or any(row.correct is None for row in rows):
+        if len(rows) < results.meta.planned or any(row.correct is None for row in rows):
             continue
         questions: dict[Question, list[Row]] = {}
         for row in rows:
@@ -205,7 +204,11 @@ def _drafts(sweep: _Sweep) -> list[Draft]:
         if name != first:
             methods.setdefault(run.meta.decoder["name"], []).append(name)
     drafts: list[Draft] = []
-    for decoder, names in (methods or {FIRST: []}).items():
+    known = list(DECODERS)
+    ordered = sorted(
+        methods.items(), key=lambda entry: known.index(entry[0]) if entry[0] in known else len(known)
+    )
+    for decoder, names in ordered or [(FIRST, list[str]())]:
         for question in start_rows:
             chosen = [first, *names]
             rows = [sweep.runs[name][1][question] for name in chosen]

@@ -74,10 +74,16 @@ class RunMeta:
         return values
 
     @property
+    def planned(self) -> int:
+        """How many rows the whole run has."""
+        return sum(entry["examples"] * len(entry["templates"]) for entry in self.tasks)
+
+    @property
     def label(self) -> str:
-        """Short, for tables: decoder and model, and the adapter if there is one."""
-        names = [Path(str(name)).name for name in (self.source["model"], self.source["adapter"]) if name]
-        return f"{self.decoder['name']} on {' + '.join(names)}"
+        """Short, for tables: the model, and the adapter if there is one."""
+        return " + ".join(
+            Path(str(name)).name for name in (self.source["model"], self.source["adapter"]) if name
+        )
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -183,11 +189,14 @@ class Results:
         with waiting(self.folder, "quiet"):
             yield
 
-    def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
-        planned = sum(entry["examples"] * len(entry["templates"]) for entry in self.meta.tasks)
-        summary = {"run": asdict(self.meta), "complete": len(rows) == planned, **summarise(rows)}
-        write_json(self.folder / SUMMARY, summary)
-        return summary
+    def summarise(self, rows: Sequence[Row]) -> None:
+        """Write `summary.json`."""
+        complete = len(rows) == self.meta.planned
+        write_json(self.folder / SUMMARY, {"run": asdict(self.meta), "complete": complete, **summarise(rows)})
+
+    def is_complete(self) -> bool:
+        """Whether every row is there, graded or not."""
+        return len(self.rows()) == self.meta.planned
 
     def record(self, recipe: dict[str, Any], **facts: Any) -> None:
         """Begin a call in the run's record."""

@@ -103,6 +103,7 @@ def run_sweep(
     report: Callable[[Setting], Report | None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
     grade: bool = True,
+    questions: Questions | None = None,
 ) -> list[Results]:
     """Do what is missing of the sweeps of one model; each run is a directory under `out`, named by its settings.
 
@@ -118,7 +119,7 @@ def run_sweep(
         for setting in plan(decoder, family, recipe.gen_length, recipe.settings, thresholds)
     ]
     runs = list({setting.name: setting for setting in runs}.values())
-    questions = Questions(recipe.tasks, recipe.data_dir)
+    questions = questions or Questions(recipe.tasks, recipe.data_dir)
     identity = Identity.of(lm)
     found = []
     for setting in runs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tad.evaluation.compare import Comparison
-from tad.evaluation.curves import BELOW, Curve, CurveTable, Measured
+from tad.evaluation.curves import BELOW, Curve, CurveTable
 from tad.evaluation.throughput import Speed
 
 _COLUMNS = ("n", "accuracy %", "TPF", "TPF all", "forwards", "tokens/s")
@@ -92,12 +92,7 @@ def show_curves(table: CurveTable) -> str:
         rows = [("method", "AUP", "95 % interval", *(f"TPF at base - {below:g}" for below in BELOW))]
         rows += [(_name(curve), *_area(curve), *(str(reach) for reach in curve.reaches)) for curve in curves]
         parts.append(align(rows))
-        parts.append(
-            "points: TPF -> accuracy ± s.e. at each setting; (x) is more than 5 below the first and not in the area"
-        )
-        parts += [
-            f"  {_name(curve)}: " + ";  ".join(_point(point) for point in curve.points) for curve in curves
-        ]
+        parts += ["", _points(curves)]
         parts.append("")
     means = [entry for entry in table.means() if entry["tasks"] > 1 and entry["aup"] is not None]
     if means:
@@ -120,11 +115,19 @@ def _area(curve: Curve) -> tuple[str, str]:
     return f"{curve.aup:.1f}", f"{low:.1f} to {high:.1f}"
 
 
-def _point(point: Measured) -> str:
-    at = "one token" if point.setting is None else f"{point.setting:g}"
-    return (
-        f"{at}: {point.tpf:.2f} -> {with_error(point.accuracy, point.se, 1)}{' (x)' if point.dropped else ''}"
-    )
+def _points(curves: Sequence[Curve]) -> str:
+    """Three lines a curve: settings, tokens per forward, accuracy."""
+    width = max(len(curve.points) for curve in curves)
+    rows: list[tuple[str, ...]] = [("points", *("" for _ in range(width)))]
+    for curve in curves:
+        empty = [""] * (width - len(curve.points))
+        at = ("one token" if point.setting is None else f"{point.setting:g}" for point in curve.points)
+        accuracy = (with_error(p.accuracy, p.se, 1) + (" x" if p.dropped else "") for p in curve.points)
+        rows.append((_name(curve), *at, *empty))
+        rows.append(("  TPF", *(f"{point.tpf:.2f}" for point in curve.points), *empty))
+        rows.append(("  accuracy %", *accuracy, *empty))
+    note = "x: more than 5 below the first, not in the area"
+    return align(rows) + (f"\n{note}" if any(p.dropped for curve in curves for p in curve.points) else "")
 
 
 def show_comparison(found: Comparison) -> str:
