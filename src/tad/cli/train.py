@@ -1,15 +1,22 @@
-"""`tad pretrain`."""
+"""`tad pretrain`, `tad distill`."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from tad.training.distill_recipe import DistillRecipe
+    from tad.training.distill_trainer import Evaluate
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command("pretrain")(pretrain)
+    app.command("distill")(distill)
 
 
 def pretrain(
@@ -37,3 +44,74 @@ def pretrain(
         typer.echo(f"model: {result}")
     else:
         typer.echo(f"paused; go on with: tad pretrain {recipe} --out {directory} --resume")
+
+
+def distill(
+    recipe: str = typer.Argument(help="A recipe file, or the name of a bundled one (llada-quality, ...)."),
+    overrides: list[str] = typer.Argument(None, help="section.field=value, any number of times."),
+    out: Path = typer.Option(None, help="Directory of the run (default: runs/NAME)."),
+    trajectories: list[str] = typer.Option(
+        None, help="A store made by `tad collect`; instead of the recipe's, any number of times."
+    ),
+    validation: list[str] = typer.Option(None, help="A store to measure the held-out loss on."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the newest checkpoint in the directory."),
+    stop_at: int = typer.Option(None, min=1, help="Save and stop after this step; resume later."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress bar."),
+) -> None:
+    """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
+    from tad.config import load_recipe
+    from tad.training.distill import distill as run
+    from tad.training.distill_recipe import DistillRecipe
+
+    changes = list(overrides or ())
+    changes += [f"trajectories={trajectories}"] if trajectories else []
+    changes += [f"validation={validation}"] if validation else []
+    values = load_recipe(DistillRecipe, recipe, changes)
+    directory = out or Path("runs") / values.name
+    outcome = run(values, directory, resume, quick_evaluation(values), stop_at=stop_at, quiet=quiet)
+    if outcome.finished:
+        typer.echo(f"{'model' if values.full else 'adapter'}: {outcome.path}")
+        return
+    again = ["tad", "distill", recipe, *changes, "--out", str(directory), "--resume"]
+    typer.echo(f"stopped after step {outcome.step} of {outcome.steps}; go on with: {shlex.join(again)}")
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
+def quick_evaluation(recipe: DistillRecipe) -> Evaluate | None:
+    """What the recipe's `evaluation` section asks for: accuracy and tokens per forward on a few examples."""
+    section = recipe.evaluation
+    if section is None:
+        return None
+    from tad.decoding import decode
+    from tad.models import LM
+    from tad.tasks import get_task
+    from tad.trajectories.privileged import plain_ids
+
+    tasks = [get_task(name) for name in section.tasks]
+
+    def evaluate(lm: LM, step: int) -> dict[str, float]:
+        found = {}
+        for task in tasks:
+            examples = list(task.examples(section.split))[: section.limit]
+            prompts = [plain_ids(lm, task, example, "tad") for example in examples]
+            rows = decode(
+                lm,
+                prompts,
+                section.decoder,
+                section.gen_length,
+                batch_size=section.batch_size,
+                **section.settings,
+            )
+            answers = [
+                (example, task.prompt(example).cut(lm.decode(row.answer)))
+                for example, row in zip(examples, rows, strict=True)
+            ]
+            verdicts = task.grade_many(answers)
+            found[f"{task.name}_accuracy"] = sum(v.correct for v in verdicts) / len(verdicts)
+            found[f"{task.name}_tpf"] = sum(len(row.content) for row in rows) / sum(
+                row.forwards for row in rows
+            )
+        return found
+
+    return evaluate
