@@ -4,7 +4,8 @@ What DDP, FSDP and DeepSpeed wrap is this module, and one call of it is the whol
 and the head inside the chunked loss. That matters where parameters are sharded: outside the forward of the wrapped module a
 head is a fragment, inside it is whole, and it is whole again when backward starts, because what backward starts from (the
 loss) is this module's output. For the same reason which forwards run depends on the objective alone, not on the batch: all
-processes gather the same parameters in the same order. Leave the head in the outermost unit (wrap layers only).
+processes gather the same parameters in the same order. Leave the head in the outermost unit (wrap layers only), and use
+autocast for mixed precision: FSDP's own, in its first version, also rounds what is passed in, such as a batch's weights.
 
 The teacher is the same weights with the adapter passed over. PEFT's own switch also changes `requires_grad`, which wrapped
 parameters do not take well; passing over is a flag on each adapted layer.
@@ -191,7 +192,7 @@ def _detach(tensor: Tensor | None) -> Tensor | None:
 
 
 def checkpoint_layers(model: nn.Module, every: int = 1) -> None:
-    """Recompute every n-th layer's activations in backward (0: none). All cost a third more time; half of them a sixth."""
+    """Make every n-th layer's activations again in backward instead of keeping them; 0: keep all."""
     plain = plain_model(model)
     if every:
         plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
