@@ -67,7 +67,7 @@ def find_tasks(
     for name in names:
         if (manager.task_index[name].cfg or {}).get("unsafe_code"):
             raise TadError(
-                f"task '{name}' would run generated programs in this process; use one of ours (tad_{name}, ...), which has a sandbox"
+                f"task '{name}' would run generated programs in this process; ours have a sandbox (`tad lm-eval --list`)"
             )
     return names, manager
 
