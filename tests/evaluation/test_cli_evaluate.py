@@ -1,0 +1,177 @@
+"""`tad eval` and its sisters: what they print, what they write, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eval_world import EXAMPLES
+from typer.testing import CliRunner, Result
+
+from tad.cli import app
+from tad.errors import TadError
+from tad.evaluation import Results
+from tad.models import load
+
+
+@pytest.fixture
+def model(world: Path) -> str:
+    return str(world / "llada")
+
+
+@pytest.fixture
+def own(world: Path) -> list[str]:
+    """The file of questions, as options."""
+    return [
+        "--tasks",
+        f"jsonl:{world / 'questions.jsonl'}",
+        "--set",
+        "block=8",
+        "--gen-length",
+        "16",
+        "--device",
+        "cpu",
+    ]
+
+
+def run(*words: Any) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_run_prints_a_table_with_progress_and_writes_its_files(
+    model: str, own: list[str], tmp_path: Path
+) -> None:
+    result = run("eval", model, *own, "--decoder", "one-by-one", "--out", tmp_path / "r", "--batch", 5)
+    assert result.exit_code == 0
+    assert "50.0 ± 15.1" in result.stdout
+    assert f"written: {tmp_path / 'r'}" in result.stdout
+    assert "5/12  accuracy" in result.stderr
+    assert "TPF" in result.stderr
+    files = {path.name for path in (tmp_path / "r").iterdir() if not path.name.startswith(".")}
+    assert files == {"eval.json", "rows.jsonl", "summary.json", "run.json"}
+    again = run("eval", model, *own, "--decoder", "one-by-one", "--out", tmp_path / "r", "--json")
+    assert json.loads(again.stdout)["overall"]["tad"]["accuracy"] == 50
+
+
+def test_levels_are_printed_when_asked(model: str, own: list[str], tmp_path: Path) -> None:
+    result = run("eval", model, *own, "--out", tmp_path / "r", "--levels", "--limit", 6)
+    assert result.stdout.count("  level ") == 3
+
+
+def test_a_sweep_prints_and_writes_its_points(model: str, own: list[str], tmp_path: Path) -> None:
+    result = run("eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s", "--y-max", "75")
+    assert "y_max = 75.00 (given)" in result.stdout
+    assert "one token" in result.stdout
+    points = json.loads((tmp_path / "s" / "points.json").read_text())
+    assert [point["n"] for point in points["curves"][0]["points"]] == [EXAMPLES] * 3
+    assert points["curves"][0]["aup"] > 0
+    shown = run("points", tmp_path / "s", "--y-max", "75", "--json")
+    assert json.loads(shown.stdout) == points
+
+
+def test_decoded_texts_are_graded_by_another_command(model: str, own: list[str], tmp_path: Path) -> None:
+    result = run("eval", model, *own, "--decoder", "one-by-one", "--no-grade", "--out", tmp_path / "r")
+    assert "not graded" in result.stdout
+    result = run("regrade", tmp_path / "r")
+    assert "12 verdicts changed" in result.stderr
+    assert "50.0 ± 15.1" in result.stdout
+
+
+def test_a_sweep_is_decoded_first_and_graded_later(model: str, own: list[str], tmp_path: Path) -> None:
+    result = run("eval", model, *own, "--threshold", "0.5,4", "--no-grade", "--out", tmp_path / "s")
+    assert f"tad regrade {tmp_path / 's'}" in result.stdout
+    run("regrade", tmp_path / "s", "--missing")
+    assert "AUP" in run("points", tmp_path / "s").stdout
+
+
+def test_runs_are_compared(model: str, own: list[str], tmp_path: Path) -> None:
+    for decoder in ("one-by-one", "tad"):
+        run("eval", model, *own, "--decoder", decoder, "--out", tmp_path / decoder)
+    result = run("compare", tmp_path / "one-by-one", tmp_path / "tad")
+    assert "against one-by-one" in result.stdout
+    found = json.loads(run("compare", tmp_path / "one-by-one", tmp_path / "tad", "--json").stdout)
+    assert found["differences"][0]["n"] == EXAMPLES
+
+
+def test_throughput_prints_a_line_per_batch_size(model: str, own: list[str], world: Path) -> None:
+    task = ["--task", f"jsonl:{world / 'questions.jsonl'}", *own[2:]]
+    result = run("throughput", model, *task, "--batch", "1,4", "--limit", 8, "--warmup", 1)
+    assert "tokens/s" in result.stdout
+    assert "1 batches of warm-up left out" in result.stdout
+    found = json.loads(run("throughput", model, *task, "--batch", "2", "--limit", 4, "--json").stdout)
+    assert found["speeds"][0]["rows"] == 4
+    assert "commit" in found["machine"]
+
+
+def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], tmp_path: Path) -> None:
+    run("eval", model, *own, "--set", "jsonl.contained=true", "--out", tmp_path / "r", "--limit", 2)
+    assert Results.open(tmp_path / "r").meta.tasks[0]["options"] == {"contained": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tasks", "gms8k"], "unknown task 'gms8k'"),
+        (["--tasks", "nano", "--decoder", "tda"], "unknown decoder 'tda'; did you mean 'tad'"),
+        (["--tasks", "nano", "--decoder", "tad,fast"], "unknown decoder 'fast'"),
+        (["--tasks", "nano", "--set", "treshold=1"], "has no parameter 'treshold'; did you mean 'threshold'"),
+        (["--tasks", "nano", "--gen-length", "40"], "gen_length 40 is not a multiple of the block length 32"),
+        (["--tasks", "nano", "--split", "dev"], "has no split 'dev'"),
+        (["--tasks", "nano", "--template", "mine"], "has no prompt template 'mine'"),
+        (["--tasks", "nano-word,nano-word"], "task 'nano-word' is named twice"),
+        (["--tasks", "nano", "--limit", "3", "--sample", "3"], "give one of them"),
+        (["--tasks", "nano", "--sweep", "--threshold", "0.1"], "give one of them"),
+        (["--tasks", "nano", "--threshold", "a,b"], "--threshold a,b: should be numbers"),
+        (["--tasks", "nano", "--threshold", "0.1,0.1"], "stands there twice"),
+        (["--tasks", "nano", "--decoder", "llada", "--threshold", "0.1,0.2"], "has no threshold"),
+        (
+            ["--tasks", "nano", "--set", "gsm8k.extraction=exact"],
+            "options for 'gsm8k', which is not one of the tasks",
+        ),
+        (["--tasks", "nano-word", "--set", "nano-word.sze=3"], "task 'nano-word' has no option 'sze'"),
+        (["--tasks", "nano", "--workers", "dask"], "not known; known: ray"),
+        (["--tasks", "gsm8k", "--data-dir", "nowhere"], "nowhere"),
+        (["--tasks", ","], "no task given"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_the_model_is_read(words: list[str], message: str) -> None:
+    with pytest.raises(TadError) as error:
+        run("eval", "no/such/model", *words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_adapter_of_another_base_is_refused(
+    model: str, world: Path, own: list[str], tmp_path: Path
+) -> None:
+    other = load(world / "dream", device="cpu")
+    other.attach(rank=2).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(TadError, match="it is an adapter for dream, the model is llada"):
+        run("eval", model, *own, "--adapter", tmp_path / "adapter", "--out", tmp_path / "r")
+
+
+def test_an_adapter_is_part_of_the_run(model: str, own: list[str], tmp_path: Path) -> None:
+    load(model, device="cpu").attach(rank=2).save_pretrained(tmp_path / "adapter")
+    run("eval", model, *own, "--adapter", tmp_path / "adapter", "--out", tmp_path / "r", "--limit", 2)
+    meta = Results.open(tmp_path / "r").meta
+    assert meta.adapter is not None
+    assert meta.label == "llada + adapter"
+    with pytest.raises(TadError, match=r"adapter is '[0-9a-f]+' there and None here"):
+        run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2)
+
+
+def test_a_sweep_and_a_run_do_not_share_a_directory(model: str, own: list[str], tmp_path: Path) -> None:
+    run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2)
+    with pytest.raises(TadError, match="holds a single run, not a sweep"):
+        run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2, "--sweep")
+
+
+def test_what_holds_no_runs_is_said(tmp_path: Path) -> None:
+    for command in ("points", "regrade"):
+        with pytest.raises(TadError, match="no runs here"):
+            run(command, tmp_path)
