@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ from tad.evaluation import run as run_module
 from tad.evaluation.row import UNFIT
 from tad.evaluation.workers import evaluate_with_ray
 from tad.models import DREAM, LLADA, LM, load
+from tad.tasks import Example
+from tad.tasks.jsonl import Jsonl
 from tad.tasks.sandbox import box
 from tiny_lm import write_checkpoint
 
@@ -189,10 +191,37 @@ def test_texts_decoded_without_grading_are_graded_later(lm: LM, world: Path, tmp
     plain = evaluate(lm, recipe_of(world), tmp_path / "plain", grade=False)
     assert {row.correct for row in plain.rows()} == {None}
     assert json.loads((tmp_path / "plain" / "summary.json").read_text())["overall"]["tad"]["accuracy"] is None
-    graded, changed = regrade(tmp_path / "plain")
+    ((graded, changed),) = regrade([tmp_path / "plain"])
     assert changed == EXAMPLES
     assert content(graded) == content(whole)
-    assert regrade(tmp_path / "plain")[1] == 0
+    assert [count for _, count in regrade([tmp_path / "plain"])] == [0]
+
+
+def test_equal_texts_are_graded_once_and_other_texts_for_themselves(
+    lm: LM, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, decoder in (
+        ("a", "one-by-one"),
+        ("b", "llada"),
+        ("c", "tad"),
+    ):  # the first two write the same texts
+        recipe = recipe_of(
+            world, decoder=decoder, settings={"block": 8} | ({"threshold": 4.0} if name == "c" else {})
+        )
+        evaluate(lm, recipe, tmp_path / name, grade=False)
+    graded: list[str] = []
+    plain = Jsonl.grade_many
+
+    def counted(self: Jsonl, pairs: Iterable[tuple[Example, str]], *rest: object) -> object:
+        pairs = list(pairs)
+        graded.extend(text for _, text in pairs)
+        return plain(self, pairs, *rest)
+
+    monkeypatch.setattr(Jsonl, "grade_many", counted)
+    a, b, c = (results.rows() for results, _ in regrade([tmp_path / name for name in "abc"]))
+    assert [row.correct for row in a] == [row.correct for row in b] == [i % 2 == 0 for i in range(EXAMPLES)]
+    assert len(graded) == EXAMPLES + sum(x.text != y.text for x, y in zip(a, c, strict=True))
+    assert not any(y.correct for x, y in zip(a, c, strict=True) if x.text != y.text)
 
 
 def test_evaluating_again_grades_what_is_not_graded(lm: LM, world: Path, tmp_path: Path) -> None:
@@ -207,7 +236,7 @@ def test_grading_again_refuses_other_data(lm: LM, world: Path, tmp_path: Path) -
     evaluate(lm, recipe_of(world, tasks=[{"name": f"jsonl:{file}"}]), tmp_path / "r")
     file.write_text(json.dumps({"question": "why", "answer": "2"}) + "\n")
     with pytest.raises(TadError, match="are not those of the run"):
-        regrade(tmp_path / "r")
+        list(regrade([tmp_path / "r"]))
 
 
 def test_a_prompt_that_does_not_fit_is_wrong_and_said(lm: LM, world: Path, tmp_path: Path) -> None:
@@ -220,7 +249,7 @@ def test_a_prompt_that_does_not_fit_is_wrong_and_said(lm: LM, world: Path, tmp_p
     assert short.forwards > 0
     found = json.loads((tmp_path / "r" / "summary.json").read_text())["overall"]["tad"]
     assert (found["unfit"], found["n"]) == (1, 2)
-    assert regrade(tmp_path / "r")[1] == 0
+    assert [count for _, count in regrade([tmp_path / "r"])] == [0]
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_cut(

@@ -196,9 +196,9 @@ def regrade(
     from tad.evaluation import regrade as grade_again
     from tad.evaluation.curves import find_runs
 
-    for path in find_runs(folder):
-        results, changed = grade_again(path, None if data_dir is None else str(data_dir), missing, graders)
-        typer.echo(f"{path}: {changed} verdicts changed", err=True)
+    data = None if data_dir is None else str(data_dir)
+    for results, changed in grade_again(find_runs(folder), data, missing, graders):
+        typer.echo(f"{results.folder}: {changed} verdicts changed", err=True)
         _show_run(results, levels, as_json)
 
 

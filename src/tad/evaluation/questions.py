@@ -48,6 +48,7 @@ class Questions:
         self.items: list[Item] = []
         self.facts: list[dict[str, Any]] = []  # per task, what decides the items, for the run's identity
         self._tasks: dict[str, Task] = {}
+        self._known: dict[tuple[str, str, str], Verdict] = {}
         for section in tasks:
             self._add(section, data_dir)
         self.by_key = {item.key: item for item in self.items}
@@ -86,16 +87,17 @@ class Questions:
             task.grade_many([(example, "") for example in one_of_each.values()], 1)
 
     def grade(self, rows: Sequence[Row], workers: int | None = None) -> list[Row]:
-        """The rows with verdicts, in order. Rows without an answer keep theirs."""
-        verdicts: dict[int, Verdict] = {}
-        by_task: dict[str, list[int]] = {}
-        for i, row in enumerate(rows):
-            if row.answered:
-                by_task.setdefault(row.task, []).append(i)
-        for label, indices in by_task.items():
-            pairs = [(self.by_key[rows[i].key].example, rows[i].text) for i in indices]
-            verdicts |= dict(zip(indices, self._tasks[label].grade_many(pairs, workers), strict=True))
-        return [row.judged(verdicts[i]) if i in verdicts else row for i, row in enumerate(rows)]
+        """The rows with verdicts, in order; rows without an answer keep theirs. A text seen before is not graded again:
+        the runs of a sweep answer many examples alike."""
+        by_task: dict[str, dict[tuple[str, str], tuple[Example, str]]] = {}
+        for row in rows:
+            if row.answered and (row.task, row.id, row.text) not in self._known:
+                example = self.by_key[row.key].example
+                by_task.setdefault(row.task, {})[row.id, row.text] = (example, row.text)
+        for label, pairs in by_task.items():
+            verdicts = self._tasks[label].grade_many(pairs.values(), workers)
+            self._known |= {(label, *key): verdict for key, verdict in zip(pairs, verdicts, strict=True)}
+        return [row.judged(self._known[row.task, row.id, row.text]) if row.answered else row for row in rows]
 
 
 def _choose(examples: list[Example], section: EvalTask) -> list[Example]:

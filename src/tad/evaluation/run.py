@@ -276,22 +276,33 @@ class Grading:
             self._report(self._progress)
 
 
-def regrade(
-    folder: str | Path, data_dir: str | None = None, only_missing: bool = False, workers: int | None = None
-) -> tuple[Results, int]:
-    """Grade the rows of a run again (or those without a verdict); returns the run and how many verdicts changed."""
-    results = Results.open(folder)
-    chosen = data_dir or results.last_recipe().get("data_dir")
-    questions = Questions(sections_of(results.meta.tasks), chosen)
+def questions_of(results: Results, data_dir: str | None = None) -> Questions:
+    """The questions of a run, from the data at hand, which must be what the run was made with."""
+    questions = Questions(sections_of(results.meta.tasks), data_dir or results.last_recipe().get("data_dir"))
     for there, here in zip(results.meta.tasks, questions.facts, strict=True):
         if there["digest"] != here["digest"]:
             raise TadError(
-                f"{folder}: the examples of '{here['name']}' are not those of the run; name its data with --data-dir"
+                f"{results.folder}: the examples of '{here['name']}' are not those of the run; name its data with --data-dir"
             )
-    with results.writing():
-        rows = results.rows()
-        chosen_rows = [row for row in rows if row.correct is None or not only_missing]
-        judged = {row.key: row for row in questions.grade(chosen_rows, workers)}
-        changed = sum(row.correct != judged[row.key].correct for row in chosen_rows)
-        results.settle([item.key for item in questions.items], [judged.get(row.key, row) for row in rows])
-    return results, changed
+    return questions
+
+
+def regrade(
+    folders: Sequence[str | Path],
+    data_dir: str | None = None,
+    only_missing: bool = False,
+    workers: int | None = None,
+) -> Iterator[tuple[Results, int]]:
+    """Grade the rows of runs again (or those without a verdict); each run with how many verdicts changed."""
+    shared: Questions | None = None
+    for folder in folders:
+        results = Results.open(folder)
+        if shared is None or shared.facts != results.meta.tasks:
+            shared = questions_of(results, data_dir)
+        with results.writing():
+            rows = results.rows()
+            chosen = [row for row in rows if row.correct is None or not only_missing]
+            judged = {row.key: row for row in shared.grade(chosen, workers)}
+            changed = sum(row.correct != judged[row.key].correct for row in chosen)
+            results.settle([item.key for item in shared.items], [judged.get(row.key, row) for row in rows])
+        yield results, changed
