@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
+from accelerate import DistributedType, PartialState
 from tiny_store import recipe
 
+from tad.training import distill as module
 from tad.training.distill import distill
 from tad.training.distill_trainer import DistillTrainer
 
@@ -34,9 +36,24 @@ def keep(self: DistillTrainer, model: Any) -> Any:
     return clip(self, model)
 
 
+def shard_on_cpus() -> None:
+    """accelerate shards only where it sees GPUs; the sharding itself works on CPUs too, so it is told a tale."""
+    arguments = module.training_arguments
+
+    def as_if_on_gpus(*given: Any) -> Any:
+        made = arguments(*given)
+        assert made.device.type == "cpu"  # asking sets the processes up
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return made
+
+    module.training_arguments = as_if_on_gpus
+
+
 if __name__ == "__main__":
     root, out, changes = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     resume, stop_at = changes.pop("resume", False), changes.pop("stop_at", None)
+    if changes.get("distributed") == "fsdp":
+        shard_on_cpus()
     DistillTrainer._clip_grad_norm = keep  # type: ignore[method-assign]
     distill(recipe(root, **changes), out, resume=resume, stop_at=stop_at, quiet=True)
     seen["processes"] = dist.get_world_size() if dist.is_initialized() else 1

@@ -350,6 +350,7 @@ def test_trajectories_of_something_else_are_refused(
         ({"objective": {"name": "sft"}, "states": "all"}, "states: all visits .* such as states: 1"),
         ({"batch": {"size": 8, "micro": 3}}, r"batch\.size 8 is not a multiple of batch\.micro 3"),
         ({"batch": {"size": 800, "micro": 4}}, r"batch\.size 800 is more than the 96 states"),
+        ({"distributed": "fsdp"}, "fsdp needs several GPU processes"),
         ({"objective": {"name": "tad", "window": 4, "filler": False}, "filler_states": True, "states": 2,
           "batch": {"size": 1, "micro": 1}, "learning": {"steps": 24}}, "no near position in the whole batch"),
     ],

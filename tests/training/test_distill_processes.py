@@ -90,6 +90,7 @@ def test_a_run_on_two_processes_resumes_exactly_and_ends_as_on_one(
     held = {"validation": [str(world / "held")]}
     seen = launch(world, tmp_path / "whole", distributed=kind, **held, **LONGER)
     assert kind != "deepspeed" or seen["engine"] == "DeepSpeedEngine"
+    assert seen.get("sharded", False) == (kind == "fsdp")
     launch(world, tmp_path / "parts", distributed=kind, stop_at=2, **LONGER)
     launch(world, tmp_path / "parts", distributed=kind, resume=True, **LONGER)
     one, whole, parts = (

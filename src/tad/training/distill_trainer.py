@@ -66,6 +66,11 @@ class DistillTrainer(ResumableTrainer):
         self.clock = time.monotonic()
         self.add_callback(_AtStart(self))
 
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp and not self.is_fsdp_enabled:  # accelerate says nothing and does not shard
+            raise TadError("distributed: fsdp needs several GPU processes; start it with torchrun, or use ddp")
+
     def position(self, step: int) -> dict[str, Any]:
         return {"step": step, "recipe": self.decides}
 
