@@ -180,7 +180,8 @@ class DistillTrainer(ResumableTrainer):
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **settings: Any) -> None:
         super()._maybe_log_save_evaluate(*arguments, **settings)
-        self.look()
+        if not self.control.should_training_stop or self.state.global_step >= self.steps:
+            self.look()
 
     def look(self) -> None:
         """Held-out loss and quick evaluation, where they are due."""
