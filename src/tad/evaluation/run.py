@@ -69,6 +69,7 @@ class Runner:
         chosen = get_decoder(recipe.decoder, lm.family.name, **recipe.settings)
         chosen.prepared(recipe.gen_length, lm.family.shift)  # refuse it now, not at the first batch
         self.decoder = chosen
+        self._size = recipe.batch_size
 
     def meta(self, questions: Questions) -> RunMeta:
         decoder = self.decoder
@@ -99,8 +100,9 @@ class Runner:
             fitting = sorted(
                 (entry for entry in window if len(entry[1]) <= room), key=lambda entry: len(entry[1])
             )
-            for first in range(0, len(fitting), size):
-                yield from self._decode(fitting[first : first + size])
+            while fitting:
+                batch, fitting = fitting[: self._size], fitting[self._size :]
+                yield from self._decode(batch)
 
     def _decode(self, batch: Sequence[tuple[Item, list[int]]]) -> Iterator[list[Row]]:
         seeds = [row_seed(self.recipe.seed, item.example.id, 0) for item, _ in batch]
@@ -116,7 +118,7 @@ class Runner:
                     "use a smaller --gen-length or --dtype bf16"
                 )
             torch.cuda.empty_cache()
-            half = len(batch) // 2
+            half = self._size = len(batch) // 2  # later batches are that small from the start
             yield from self._decode(batch[:half])
             yield from self._decode(batch[half:])
             return
@@ -203,8 +205,6 @@ def evaluate(
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     questions = questions or Questions(recipe.tasks, recipe.data_dir)
-    if grade:
-        questions.check_graders()
     runner = Runner(lm, recipe, identity)
     results = Results.open_or_create(out, runner.meta(questions))
     order = [item.key for item in questions.items]
@@ -215,13 +215,15 @@ def evaluate(
         progress = Progress(len(order[rank::world]))
         share = set(order[rank::world])
         earlier = [row for key, row in found.items() if key in share]
+        ungraded = [row for row in earlier if row.correct is None] if grade else []
+        if grade and (mine or ungraded):
+            questions.check_graders()
         progress.take(earlier, new=False)
         if rank == 0 and mine:
             results.record(recipe.model_dump(mode="json"), rows_before=len(found), processes=world)
         began = time.monotonic()
         with Grading(questions, results, progress, recipe.graders, grade, report) as grading:
-            if grade:
-                grading.put([row for row in earlier if row.correct is None], new=False)
+            grading.put(ungraded, new=False)
             for rows in runner.run(mine) if mine else ():
                 grading.put(rows)
                 if stopping():

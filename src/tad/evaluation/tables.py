@@ -45,6 +45,8 @@ def show_summary(summary: dict[str, Any], levels: bool = False) -> str:
         for template, found in summary["overall"].items():
             named = "" if template == "tad" else f" ({template})"
             mean = found["mean_of_tasks"]
+            if mean["tasks"] < len(summary["tasks"]):  # a template that some tasks do not have
+                continue
             rows.append((f"all examples{named}", *_cells(found)))
             error = with_error(mean["accuracy"], mean["se"], 1)
             rows.append(
