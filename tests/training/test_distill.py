@@ -320,6 +320,13 @@ def test_bf16_checkpointing_and_whole_logits_train_nearly_alike(
         assert [line["loss"] for line in lines(tmp_path / name)] == pytest.approx(want, rel=close), name
 
 
+@pytest.mark.slow
+def test_compiled_layers_train_nearly_alike(run: Path, world: Path, tmp_path: Path) -> None:
+    distill(recipe(world, compile=True), tmp_path, quiet=True)
+    want = [line["loss"] for line in lines(run)]
+    assert [line["loss"] for line in lines(tmp_path)] == pytest.approx(want, rel=1e-2)
+
+
 # Bad input
 
 

@@ -86,15 +86,14 @@ def test_a_draw_depends_on_seed_epoch_and_id_and_on_nothing_else() -> None:
 def test_an_epoch_uses_every_item_at_most_once_and_leaves_out_less_than_a_batch(
     items: int, size: int, pool: int, epoch: int
 ) -> None:
-    lengths = np.random.default_rng(0).integers(1, 50, items)
+    lengths = np.random.default_rng(0).integers(1, 50, (items, 2))
     batches = plan_batches(lengths, size, pool, seed=1, epoch=epoch)
     used = batches.reshape(-1).tolist()
     assert len(used) == len(set(used)) == items // size * size
-    assert all(sorted(lengths[batch]) == lengths[batch].tolist() for batch in batches)
 
 
 def test_epochs_differ_and_repeat_exactly() -> None:
-    lengths = np.random.default_rng(0).integers(1, 50, 100)
+    lengths = np.random.default_rng(0).integers(1, 50, (100, 2))
     first, again, second = (plan_batches(lengths, 10, 2, 0, epoch) for epoch in (0, 0, 1))
     assert (first == again).all()
     assert not (first == second).all()
@@ -118,10 +117,10 @@ def test_a_batch_that_does_not_divide_names_a_micro_batch_that_does() -> None:
 
 def test_fewer_states_than_a_batch_is_an_error() -> None:
     with pytest.raises(TadError, match=r"batch\.size 64 is more than the 10 states"):
-        plan_batches(np.ones(10), 64, 1, 0, 0)
+        plan_batches(np.ones((10, 2)), 64, 1, 0, 0)
 
 
-@pytest.mark.parametrize(("size", "micro"), [(256, 32), (256, 4), (64, 16), (32, 32)])
+@pytest.mark.parametrize(("size", "micro"), [(256, 256), (256, 4), (64, 16), (40, 5), (21, 7)])
 def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int) -> None:
     """Prompts of 60 to 200 tokens, references of 30 to 120, canvas of 96: both canvases together."""
     rows = some(1000)
@@ -134,7 +133,7 @@ def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int) -
             [widths[m, side] for b in batches for m in split_batch(b, micro) for side in (0, 1)]
         )
 
-    grouped = padding(plan_batches(widths.sum(1), size, 8, 0, 0))
+    grouped = padding(plan_batches(widths, size, 8, 0, 0))
     random = padding(
         np.random.default_rng(0).permutation(len(items))[: len(items) // size * size].reshape(-1, size)
     )

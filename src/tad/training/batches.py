@@ -57,7 +57,7 @@ class MicroBatches(Dataset):
         self.states, self.seed, self.pool, self.filler = states, seed, pool, filler
         self.total_steps = total_steps
         self.accumulation = split.accumulation
-        self._lengths = trajectories.lengths(privileged=_sees_privileged(objective)).sum(1)
+        self._lengths = trajectories.lengths(privileged=_sees_privileged(objective))
         self._epoch: int | None = None
         items, batches = self._plan(0)
         self.steps_per_epoch = len(batches)

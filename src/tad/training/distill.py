@@ -200,7 +200,7 @@ def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> Traini
         settings["deepspeed"] = copy.deepcopy(ZERO2)
     if split.ranks > 1 and not cuda:
         settings["ddp_backend"] = "gloo"
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(out),
         per_device_train_batch_size=split.micro,
         gradient_accumulation_steps=split.accumulation,
@@ -225,6 +225,8 @@ def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> Traini
         remove_unused_columns=False,
         **settings,
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs are for several processes, not for one
+    return arguments
 
 
 def write_result(trainer: DistillTrainer, recipe: DistillRecipe, out: Path) -> Path:

@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from tad.errors import TadError
 from tad.models import LM
 from tad.training.batches import From, MicroBatches, Split, collate_items, padding_of
+from tad.training.grouping import order_by_length
 from tad.training.objectives import Batch, LossModule, Objective, Parts, averages
 from tad.training.states import TrajectorySet, draw_items
 from tad.training.trainer import ResumableTrainer, checkpoints
@@ -69,7 +70,14 @@ class DistillTrainer(ResumableTrainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         if self.args.fsdp and not self.is_fsdp_enabled:  # accelerate says nothing and does not shard
-            raise TadError("distributed: fsdp needs several GPU processes; start it with torchrun, or use ddp")
+            raise TadError(
+                "distributed: fsdp needs several GPU processes; start it with torchrun, or use ddp"
+            )
+        plugin = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
+        if plugin is not None and plugin.fsdp_version != 2:
+            raise TadError(
+                "FSDP version 1 is not supported; set fsdp_version: 2 in accelerate's configuration"
+            )
 
     def position(self, step: int) -> dict[str, Any]:
         return {"step": step, "recipe": self.decides}
@@ -239,8 +247,8 @@ class HeldOut:
         self, trajectories: TrajectorySet, objective: Objective, states: int, split: Split, seed: int
     ) -> None:
         items = draw_items(trajectories, states, seed, epoch=0)
-        lengths = trajectories.lengths(privileged=True).sum(1)[items[:, 0]]
-        items = items[np.argsort(lengths, kind="stable")]
+        lengths = trajectories.lengths(privileged=True)[items[:, 0]]
+        items = items[order_by_length(np.arange(len(items))[None], lengths)[0]]
         parts = np.array_split(items, -(-len(items) // split.micro))
         # Every process runs the same number of forwards, as sharded models need; what is too much does not count.
         rounds = -(-len(parts) // split.ranks)

@@ -1,8 +1,9 @@
 """From items to batches: random, but with rows of similar length together, so that little of a batch is padding.
 
 A global batch is a set of items that depends on (seed, epoch, place) alone. Micro-batches and processes only split it:
-rows are sorted by length, neighbours form a micro-batch, and processes take micro-batches in turn, so that all of them
-work on rows of about the same length at the same time. Items that do not fill a batch at the end of an epoch are left out.
+neighbours in a batch are of similar length and form a micro-batch, and processes take micro-batches in turn. A row has two
+lengths, the student's and the teacher's, so neighbours are found as in a k-d tree. Items that do not fill a batch at the end
+of an epoch are left out.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ _ORDER = 3  # keeps these draws apart from other uses of the same seed
 
 
 def plan_batches(lengths: np.ndarray, size: int, pool: int, seed: int, epoch: int) -> np.ndarray:
-    """Item numbers [batches, size] of an epoch, each batch sorted by `lengths` [items].
+    """Item numbers [batches, size] of an epoch, for rows of `lengths` [items, sides].
 
-    Items are shuffled; then each run of `pool` batches is sorted by length and cut into batches, whose order is shuffled.
+    Items are shuffled; then each run of `pool` batches is put in order of length and cut into batches, whose order is
+    shuffled.
     """
     if len(lengths) < size:
         raise TadError(
@@ -27,10 +29,30 @@ def plan_batches(lengths: np.ndarray, size: int, pool: int, seed: int, epoch: in
     draws = np.random.default_rng([seed, _ORDER, epoch])
     count = len(lengths) // size
     order = draws.permutation(len(lengths))[: count * size]
-    for low in range(0, len(order), pool * size):
-        part = order[low : low + pool * size]
-        order[low : low + pool * size] = part[np.argsort(lengths[part], kind="stable")]
+    whole = count // pool * pool * size  # the last pool may be smaller
+    parts = [order[:whole].reshape(-1, pool * size), order[whole:].reshape(1, -1)]
+    order = np.concatenate([order_by_length(part, lengths).reshape(-1) for part in parts if part.size])
     return order.reshape(count, size)[draws.permutation(count)]
+
+
+def order_by_length(groups: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Reorder each row of item numbers [groups, items]: halves that differ in the side that varies most, and so on.
+
+    A group that does not halve evenly is sorted by the sum of its lengths.
+    """
+    shape = groups.shape
+    while groups.shape[1] > 1:
+        found = lengths[groups]  # [groups, items, sides]
+        if groups.shape[1] % 2:
+            key = found.sum(-1)
+        else:
+            widest = np.ptp(found, axis=1).argmax(-1)
+            key = np.take_along_axis(found, widest[:, None, None], axis=-1)[..., 0]
+        groups = np.take_along_axis(groups, key.argsort(axis=1, kind="stable"), axis=1)
+        if groups.shape[1] % 2:
+            break
+        groups = groups.reshape(-1, groups.shape[1] // 2)
+    return groups.reshape(shape)
 
 
 def split_batch(batch: np.ndarray, micro: int, rank: int = 0, ranks: int = 1) -> np.ndarray:
