@@ -89,6 +89,20 @@ def test_a_sweep_is_decoded_first_and_graded_later(model: str, own: list[str], t
     assert "AUP" in run("points", tmp_path / "s").stdout
 
 
+def test_ungraded_templates_and_prompts_that_do_not_fit_print_as_dashes(
+    model: str, own: list[str], tmp_path: Path
+) -> None:
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"question": "q" * 400, "answer": "1"}) + "\n")
+    tasks = f"{own[1]},jsonl:{long}"
+    result = run(
+        "eval", model, "--tasks", tasks, *own[2:], "--templates", "all", "--no-grade", "--out", tmp_path / "r"
+    )
+    assert "not graded" in result.stdout
+    assert "accuracy moves by - points" in result.stdout
+    assert "2 prompts did not fit" in result.stdout
+
+
 def test_runs_are_compared(model: str, own: list[str], tmp_path: Path) -> None:
     for decoder in ("one-by-one", "tad"):
         run("eval", model, *own, "--decoder", decoder, "--out", tmp_path / decoder)

@@ -50,13 +50,22 @@ def show_summary(summary: dict[str, Any], levels: bool = False) -> str:
             rows.append((f"all examples{named}", *_cells(found)))
             error = with_error(mean["accuracy"], mean["se"], 1)
             rows.append(
-                (f"mean of {mean['tasks']} tasks{named}", "", error, f"{mean['tpf']:.2f}", "", "", "")
+                (
+                    f"mean of {mean['tasks']} tasks{named}",
+                    "",
+                    error,
+                    with_error(mean["tpf"], None, 2),
+                    "",
+                    "",
+                    "",
+                )
             )
     lines = [align(rows)]
     for task, spread in summary.get("spread", {}).items():
+        accuracy, tpf = with_error(spread["accuracy"], None, 1), with_error(spread["tpf"], None, 2)
         lines.append(
-            f"{task}: over {spread['templates']} templates accuracy moves by {spread['accuracy']:.1f} points and TPF by "
-            f"{spread['tpf']:.2f}; best with '{spread['best']}'"
+            f"{task}: over {spread['templates']} templates accuracy moves by {accuracy} points and TPF by {tpf}; "
+            f"best with '{spread['best']}'"
         )
     unfit = sum(found["unfit"] for entry in summary["tasks"].values() for found in entry.values())
     if unfit:
