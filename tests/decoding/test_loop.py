@@ -7,7 +7,7 @@ import torch
 from parity_models import tiny, tiny_prompts
 
 from tad.decoding import Decoded, Step, decode, get_decoder
-from tad.decoding.loop import _Batch
+from tad.decoding.loop import Session
 from tad.errors import TadError
 from tad.models import LM
 
@@ -57,19 +57,18 @@ def test_host_reads_one_tensor_per_forward(
 ) -> None:
     # Rows of equal length that never end early, so that none leaves before the last forward.
     decoder = get_decoder(name, lm.family.name, stop="off", block=16).prepared(32, lm.family.shift)
-    batch = _Batch(lm.model, [prompts[0]] * 2, decoder, 32, lm.tokens, lm.family.shift, [0, 0], None)
-    batch.began = 0.0
+    session = Session(lm.model, decoder, lm.tokens, lm.family.shift)
+    session.join([prompts[0]] * 2, 32, seeds=[0, 0], names=[0, 1])
     reads = []
     for read in ("tolist", "item", "__bool__", "__int__", "__float__", "cpu", "numpy", "nonzero"):
         original = getattr(torch.Tensor, read)
         monkeypatch.setattr(
             torch.Tensor, read, lambda self, *a, _f=original, _n=read: reads.append(_n) or _f(self, *a)
         )
-    with torch.inference_mode():
-        for _ in range(2):
-            before = len(reads)
-            batch.step()
-            assert len(reads) - before <= 1
+    for _ in range(2):
+        before = len(reads)
+        session.step()
+        assert len(reads) - before <= 1
 
 
 def test_head_runs_at_candidates_only(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:

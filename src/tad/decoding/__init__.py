@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tad.decoding.decoders import DECODERS, Decoder, get_decoder
-from tad.decoding.loop import Decoded, Step, StepCallback, decode_batch
+from tad.decoding.loop import decode_batch
+from tad.decoding.result import Decoded, Step, StepCallback
 from tad.errors import TadError
 from tad.models import LM
 

@@ -1,95 +1,32 @@
 """The decoding loop: feed, propose, reveal, until no mask is left. On token ids only.
 
-One batch of rows on one canvas, prompts padded on the left so that the generated part shares its columns. Rows do
-not see each other: a row gives the same tokens and the same number of forwards alone or in any batch. The host reads
-one small tensor per forward; everything else stays on the device.
+A session is a batch of rows on one canvas, prompts padded on the left so that the generated part shares its columns.
+Rows join and leave it between forwards, and do not see each other: a row gives the same tokens and the same number of
+forwards alone or in any batch. The host reads one small tensor per forward; everything else stays on the device.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from itertools import compress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tad.decoding.canvas import lay_out
 from tad.decoding.decoders import Decoder
 from tad.decoding.proposal import Proposal, propose
-from tad.decoding.rule import Candidates, Credit, force_progress
+from tad.decoding.result import Decoded, Step, StepCallback
+from tad.decoding.rows import Rows, extend_cache, resize_table
+from tad.decoding.rule import Candidates, Credit, Quota, force_progress
 from tad.decoding.schedule import Plan
-from tad.decoding.table import BlockTable, keep_rows
+from tad.decoding.table import BlockTable, append_rows, keep_rows
 from tad.models import AttentionRule, MaskedDiffusionModel, SpecialTokens
+from tad.models.cache import KVCache
 
 # Logits of this many positions are held at once, so that memory does not grow with batch x candidates x vocabulary.
 _LOGIT_BYTES = 512 * 2**20
-
-
-@dataclass
-class Decoded:
-    """One finished row."""
-
-    tokens: list[int]  # the generated part, gen_length long
-    steps: list[int]  # forward (1, 2, ...) that revealed each position; 0 where the end was filled
-    confidence: list[float]  # probability of each token when it was revealed; 0 where filled
-    forwards: int
-    seconds: float  # from the start of its batch to its own end
-    ends: tuple[int, ...] = field(repr=False, default=())
-
-    @property
-    def content(self) -> list[int]:
-        """The tokens up to and including the first end token."""
-        for i, token in enumerate(self.tokens):
-            if token in self.ends:
-                return self.tokens[: i + 1]
-        return self.tokens
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens before the first end token."""
-        content = self.content
-        return content[:-1] if content and content[-1] in self.ends else content
-
-    @property
-    def tpf(self) -> float:
-        """Tokens per forward: content tokens, the first end token included, over forwards."""
-        return len(self.content) / self.forwards
-
-    @property
-    def tpf_all(self) -> float:
-        """All positions of the generated part, end filler included, over forwards."""
-        return len(self.tokens) / self.forwards
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one forward revealed in one row; handed to the callback."""
-
-    row: int  # index into the prompts of this call
-    forward: int  # 1, 2, ...
-    positions: list[int]  # in the generated part
-    tokens: list[int]
-    confidence: list[float]
-    fed: int  # columns this row fed
-    created: int  # blocks that exist
-
-
-StepCallback = Callable[[Step], None]
-
-
-@dataclass
-class _Rows:
-    """Per-row tensors of the batch; `canvas` is [rows, columns]."""
-
-    canvas: Tensor
-    pad: Tensor  # [rows] columns of left padding
-    seed: Tensor  # [rows]
-    origin: Tensor  # [rows] index into the prompts
-    steps: Tensor  # [rows, length]
-    confidence: Tensor  # [rows, length]
-    hidden: Tensor | None  # [rows, columns + 1, width] last output of every column, kept where a cache is
-    credit: Tensor | None  # [rows, length, vocab]
 
 
 def decode_batch(
@@ -103,69 +40,104 @@ def decode_batch(
     on_step: StepCallback | None = None,
 ) -> list[Decoded]:
     """Decode all prompts as one batch. Arguments are taken as checked; `tad.decoding.decode` checks them."""
-    return _Batch(
-        model, prompts, decoder.prepared(length, shift), length, tokens, shift, seeds, on_step
-    ).run()
+    session = Session(model, decoder.prepared(length, shift), tokens, shift, on_step)
+    session.join(prompts, length, seeds, range(len(prompts)))
+    done: dict[int, Decoded] = {}
+    while len(session):
+        done |= session.step()
+    return [done[row] for row in range(len(prompts))]
 
 
-class _Batch:
+def mixes_lengths(decoder: Decoder) -> bool:
+    """Whether rows of different generated lengths can share a session: not where the decoder depends on the length."""
+    return decoder.schedule.block is not None and not isinstance(decoder.rule, Quota)
+
+
+class Member(NamedTuple):
+    """What the host knows of a row."""
+
+    prompt: int  # tokens
+    length: int  # positions to generate
+    joined: float  # on the performance counter
+
+
+class Session:
+    """Rows under one decoder (`Decoder.prepared` for their length), stepped one forward at a time."""
+
+    rows: Rows
+    table: BlockTable
+    cache: KVCache | None = None
+
     def __init__(
         self,
         model: MaskedDiffusionModel,
-        prompts: Sequence[Sequence[int]],
         decoder: Decoder,
-        length: int,
         tokens: SpecialTokens,
         shift: int,
-        seeds: Sequence[int],
-        on_step: StepCallback | None,
+        on_step: StepCallback | None = None,
     ) -> None:
         self.model, self.decoder, self.tokens, self.shift = model, decoder, tokens, shift
-        self.length, self.on_step = length, on_step
-        rows = len(prompts)
-        canvas, pad = lay_out(prompts, length, tokens)
-        self.columns = canvas.shape[1]
-        self.prompt = self.columns - length
-        self.padded = bool(pad.any())
-        self.device = device = model.device
-        stores = decoder.cache.stores
-        shape = model.shape
-        self.rows = _Rows(
-            canvas=canvas.to(device),
-            pad=pad.to(device),
-            seed=torch.tensor(seeds, dtype=torch.int64, device=device),
-            origin=torch.arange(rows, device=device),
-            steps=torch.zeros(rows, length, dtype=torch.int64, device=device),
-            confidence=torch.zeros(rows, length, dtype=torch.float32, device=device),
-            hidden=torch.zeros(rows, self.columns + 1, shape.width, dtype=model.dtype, device=device)
-            if stores
-            else None,
-            credit=torch.zeros(rows, length, shape.vocab, device=device)
-            if isinstance(decoder.rule, Credit)
-            else None,
-        )
-        self.table = BlockTable.start(rows, length, decoder.schedule.block or length, device)
-        self.cache = model.new_cache(rows, self.columns) if stores else None
-        self.done: list[Decoded | None] = [None] * rows
+        self.on_step = on_step
+        self.device = model.device
+        self.prompt = self.length = 0  # columns of the prompts and of the generated parts
+        self.members: dict[int, Member] = {}  # by name, in the order of the rows
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def columns(self) -> int:
+        return self.prompt + self.length
 
     @torch.inference_mode()
-    def run(self) -> list[Decoded]:
-        self.began = time.perf_counter()
-        while len(self.rows.canvas):
-            self.step()
-        return [row for row in self.done if row is not None]
+    def join(
+        self, prompts: Sequence[Sequence[int]], length: int, seeds: Sequence[int], names: Sequence[int]
+    ) -> None:
+        """Add rows with `length` masks each. `names` are how steps and results call them; they are not in use."""
+        if not mixes_lengths(self.decoder) and any(row.length != length for row in self.members.values()):
+            raise ValueError(f"rows of this decoder must all have one length, not {length}")
+        stay, now = len(self.members), time.perf_counter()
+        for name, prompt in zip(names, prompts, strict=True):
+            self.members[name] = Member(len(prompt), length, now)
+        room = (
+            max(row.prompt for row in self.members.values()),
+            max(row.length for row in self.members.values()),
+        )
+        before, behind = room[0] - self.prompt, room[1] - self.length
+        self.prompt, self.length = room
+        rows = Rows.start(self.model, self.decoder, prompts, seeds, names, length, room, self.tokens)
+        block = self.decoder.schedule.block or length
+        table = BlockTable.start(len(prompts), self.length, block, self.device)
+        if stay:
+            self.rows.resize(before, behind, self.tokens)
+            append_rows(self.rows, rows)
+            resize_table(self.table, behind)
+            append_rows(self.table, table)
+        else:
+            self.rows, self.table = rows, table
+        if self.cache is not None and stay:
+            self.cache = extend_cache(self.model, self.cache, len(self), self.columns, before)
+        elif self.decoder.cache.stores:
+            self.cache = self.model.new_cache(len(self), self.columns)
+
+    @torch.inference_mode()
+    def leave(self, names: Collection[int]) -> None:
+        """Drop rows before their end."""
+        present = list(self.members)
+        self._keep([i for i, name in enumerate(present) if name not in names])
 
     @property
     def generated(self) -> Tensor:
         """[rows, length] view of the canvas."""
         return self.rows.canvas[:, self.prompt :]
 
-    def step(self) -> None:
-        """One forward for every row that still has masks; rows that have none leave first."""
+    @torch.inference_mode()
+    def step(self) -> dict[int, Decoded]:
+        """One forward for every row that still has masks; rows that have none leave first and are returned."""
         masked = self.generated == self.tokens.mask
         finished = self._fill_ends(masked)
         self.table.observe(masked)
-        plan = self.decoder.schedule.plan(self.table, masked)
+        plan = self._plan(masked)
         feed = self.decoder.cache.feed(self.table, self.prompt, plan.visible)
         if self.decoder.opens_with_first(self.shift):
             # The first position's logits come from the column before it, which only an opening forward feeds.
@@ -174,17 +146,19 @@ class _Batch:
             plan.candidates = plan.candidates & (here | ~feed.opening[:, None])
         count = plan.candidates.sum(1)
         # The one read of this step: who is finished, what to feed, how many candidates.
-        columns = (finished.long(), feed.start, feed.end, count, self.table.forwards_in_block, self.rows.pad)
+        columns = (finished.long(), feed.start, feed.end, count, self.table.forwards_in_block)
         facts = torch.stack(columns, dim=1).tolist()
+        done: dict[int, Decoded] = {}
         if any(fact[0] for fact in facts):
-            keep = self._leave([bool(fact[0]) for fact in facts])
+            done = self._collect([i for i, fact in enumerate(facts) if fact[0]])
+            keep = self._keep([i for i, fact in enumerate(facts) if not fact[0]])
             facts = [fact for fact in facts if not fact[0]]
             if not facts:
-                return
+                return done
             for record in (plan, feed):
                 keep_rows(record, keep)
-        _, starts, ends, counts, spent, pads = (list(column) for column in zip(*facts, strict=True))
-        candidates = self._candidates(plan, feed.opening, max(counts), spent, pads)
+        _, starts, ends, counts, spent = (list(column) for column in zip(*facts, strict=True))
+        candidates = self._candidates(plan, feed.opening, max(counts), spent)
         hidden = self._forward(starts, ends, candidates.position)
         proposal = self._propose(hidden, candidates)
         score = proposal.score(self.decoder.rule.score)
@@ -193,6 +167,15 @@ class _Batch:
         self._write(reveal, proposal, candidates)
         if self.on_step is not None:
             self._report(reveal, proposal, candidates, starts, ends)
+        return done
+
+    def _plan(self, masked: Tensor) -> Plan:
+        """The schedule's plan, held to each row's own generated part."""
+        plan = self.decoder.schedule.plan(self.table, masked)
+        own = self.rows.length
+        self.table.created = self.table.created.minimum(own // self.table.size)
+        plan.visible = plan.visible.minimum(own)
+        return plan
 
     def _fill_ends(self, masked: Tensor) -> Tensor:
         """Which rows are finished; `masked` is brought up to date where a fill removes masks."""
@@ -222,9 +205,7 @@ class _Batch:
             masked &= ~fill
         return ~masked.any(1)
 
-    def _candidates(
-        self, plan: Plan, opening: Tensor, width: int, spent: list[int], pads: list[int]
-    ) -> Candidates:
+    def _candidates(self, plan: Plan, opening: Tensor, width: int, spent: list[int]) -> Candidates:
         """Gather the candidate positions of each row, in order, padded to `width`."""
         position = plan.candidates.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
         valid = plan.candidates.gather(1, position)
@@ -232,7 +213,7 @@ class _Batch:
         if not self.decoder.rule.forced:
             only = opening if self.decoder.opens_with_first(self.shift) else torch.zeros_like(opening)
             must = must * only[:, None]
-        lengths = [self.columns - pad for pad in pads]
+        lengths = [row.prompt + self.length for row in self.members.values()]
         return Candidates(position, valid, must, spent, lengths, self.length)
 
     def _forward(self, starts: list[int], ends: list[int], position: Tensor) -> Tensor:
@@ -240,8 +221,9 @@ class _Batch:
         source = self.prompt + position - self.shift
         rows, canvas = self.rows, self.rows.canvas
         keys = None
-        if self.padded:
-            keys = torch.arange(self.columns, device=self.device) >= rows.pad[:, None]
+        if any(row[:2] != (self.prompt, self.length) for row in self.members.values()):
+            here = torch.arange(self.columns, device=self.device)
+            keys = (here >= rows.pad[:, None]) & (here < self.prompt + rows.length[:, None])
         blocks = None
         if self.decoder.schedule.block_causal:
             index = torch.arange(self.columns, device=self.device) - self.prompt
@@ -364,24 +346,27 @@ class _Batch:
         )
         self.table.ended = self.table.ended | (reveal & ends).any(1)
 
-    def _leave(self, finished: list[bool]) -> Tensor:
-        """Hand out the finished rows and drop them from the batch; returns the indices kept."""
-        gone = torch.tensor([i for i, is_done in enumerate(finished) if is_done], device=self.device)
-        keep = torch.tensor(
-            [i for i, is_done in enumerate(finished) if not is_done], device=self.device
-        ).long()
-        seconds = time.perf_counter() - self.began
-        columns = (
-            self.rows.origin,
-            self.generated,
-            self.rows.steps,
-            self.rows.confidence,
-            self.table.forwards,
-        )
-        for origin, ids, steps, confidence, forwards in zip(
-            *(part.index_select(0, gone).tolist() for part in columns), strict=True
+    def _collect(self, rows: list[int]) -> dict[int, Decoded]:
+        """Finished rows, by name."""
+        now = time.perf_counter()
+        index = torch.tensor(rows, device=self.device)
+        columns = (self.rows.name, self.generated, self.rows.steps, self.rows.confidence, self.table.forwards)
+        done = {}
+        for name, ids, steps, confidence, forwards in zip(
+            *(part.index_select(0, index).tolist() for part in columns), strict=True
         ):
-            self.done[origin] = Decoded(ids, steps, confidence, forwards, seconds, self.tokens.ends)
+            row = self.members[name]
+            own = slice(row.length)
+            done[name] = Decoded(
+                ids[own], steps[own], confidence[own], forwards, now - row.joined, self.tokens.ends
+            )
+        return done
+
+    def _keep(self, rows: list[int]) -> Tensor:
+        """Drop all rows but these; returns them as indices."""
+        present = list(self.members.items())
+        self.members = dict(present[row] for row in rows)
+        keep = torch.tensor(rows, device=self.device).long()
         keep_rows(self.rows, keep)
         keep_rows(self.table, keep)
         if self.cache is not None:
@@ -392,21 +377,21 @@ class _Batch:
         self, reveal: Tensor, proposal: Proposal, candidates: Candidates, starts: list[int], ends: list[int]
     ) -> None:
         assert self.on_step is not None
-        origins, forwards = self.rows.origin.tolist(), self.table.forwards.tolist()
-        created = self.table.created.tolist()
-        for row, origin in enumerate(origins):
-            here = reveal[row]
-            self.on_step(
-                Step(
-                    row=origin,
-                    forward=forwards[row],
-                    positions=candidates.position[row][here].tolist(),
-                    tokens=proposal.token[row][here].tolist(),
-                    confidence=proposal.confidence[row][here].tolist(),
-                    fed=ends[row] - starts[row],
-                    created=created[row],
-                )
-            )
+        per_row = (
+            self.table.forwards,
+            self.table.created,
+            reveal,
+            candidates.position,
+            proposal.token,
+            proposal.confidence,
+        )
+        values = zip(*(part.tolist() for part in per_row), strict=True)
+        for row, (name, (forward, created, revealed, *lists)) in enumerate(
+            zip(self.members, values, strict=True)
+        ):
+            positions, tokens, confidence = (list(compress(one, revealed)) for one in lists)
+            fed = ends[row] - starts[row]
+            self.on_step(Step(name, forward, positions, tokens, confidence, fed, created))
 
 
 def _gather(hidden: Tensor, source: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The block table: where each row of a batch stands, as tensors, one entry per block.
 
-Everything a schedule, a cache or the loop must remember between forwards is here, so that rows can leave a batch by
-selecting rows of one object. Masks left are read off the canvas on every step and never counted by hand.
+Everything a schedule, a cache or the loop must remember between forwards is here, so that rows can leave and join a batch by
+selecting and appending rows of one object. Masks left are read off the canvas on every step and never counted by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ def keep_rows(record: object, rows: Tensor) -> None:
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
             setattr(record, field.name, value.index_select(0, rows))
+
+
+def append_rows(record: object, other: object) -> None:
+    """Put another record's rows behind those of every tensor field, in place."""
+    for field in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            setattr(record, field.name, torch.cat((value, getattr(other, field.name))))
 
 
 @dataclass
