@@ -29,6 +29,7 @@ ROOMS = (
     "train",
     "evaluate",
     "harness",
+    "serve",
 )  # in the order `tad --help` lists their commands
 
 for _room in ROOMS:

@@ -1,0 +1,105 @@
+"""`tad serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tad.errors import TadError
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command("serve")(serve)
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
+    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    decoder: Annotated[str, typer.Option(help="For requests that name none; see `tad decoders`.")] = "tad",
+    threshold: Annotated[float | None, typer.Option(help="Of that decoder.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's id for clients; default: MODEL.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="The key; other users can see it in the process list. Better: TAD_API_KEY."),
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with the key.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name clients call this server by; repeat it.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Requests decoded at once.")] = 16,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get a 429.")] = 256,
+    queue_seconds: Annotated[float, typer.Option(min=0.1, help="Longest wait.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Longest decoding of a request.")] = 300.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most a request may ask for; default: half the context.")
+    ] = None,
+    body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request.")] = 2**20,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for running requests at the end.")] = 30.0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the model; more than one needs ray.")] = 1,
+    backend: Annotated[str, typer.Option(help="local, or ray: Ray Serve.")] = "local",
+) -> None:
+    """Serve a model: OpenAI's API, and the playground at /."""
+    if backend not in ("local", "ray"):
+        raise TadError(f"--backend {backend}: should be local or ray")
+    if replicas > 1 and backend != "ray":
+        raise TadError(f"--replicas {replicas}: needs --backend ray")
+    _check_extra()
+    from tad.cli.decode import _busy, _load
+    from tad.decoding import get_decoder
+    from tad.serving.run import check_bind, read_key
+    from tad.serving.run import serve as run
+    from tad.serving.settings import Settings
+
+    key = read_key(api_key, api_key_file)
+    settings = Settings(
+        decoder=decoder,
+        threshold=threshold,
+        name=name,
+        batch=batch,
+        queue=queue,
+        queue_seconds=queue_seconds,
+        seconds=seconds,
+        max_tokens=max_tokens,
+        body_bytes=body_bytes,
+        grace=grace,
+        key=key,
+        hosts=tuple(allow_host or ()),
+        public=check_bind(host, key),
+    )
+    # What does not depend on the model is refused before its weights are read.
+    overrides = {} if threshold is None else {"threshold": threshold}
+    get_decoder(decoder, "llada", **overrides)
+    if backend == "ray":
+        from tad.serving.replicas import Source, serve_until_stopped
+
+        source = Source(model, adapter, device, dtype)
+        serve_until_stopped(source, settings, replicas, host, port, _announce)
+        return
+    from tad.serving.app import create_app
+
+    with _busy(f"loading {model}"):
+        app = create_app(_load(model, adapter, device, dtype), settings)
+    run(app, host, port, grace, _announce)
+    typer.echo("stopped")
+
+
+def _announce(address: str) -> None:
+    typer.echo(f"serving at {address}")
+
+
+def _check_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise TadError(f'{error.name} is not installed: pip install "tad-dllm[serve]"') from None

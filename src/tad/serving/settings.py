@@ -1,0 +1,27 @@
+"""What a server is started with: defaults of requests, limits, and who may call it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times are in seconds, sizes in bytes."""
+
+    decoder: str = "tad"
+    threshold: float | None = None  # of that decoder; None is its own default
+    name: str | None = None  # the id of the model; None is the name it was loaded by
+    batch: int = 16  # rows decoded at once
+    queue: int = 256  # requests that may wait; more are refused
+    queue_seconds: float = 60.0  # longest wait
+    seconds: float = 300.0  # longest decoding
+    max_tokens: int | None = None  # None is half the context, at most 2048
+    body_bytes: int = 2**20
+    body_seconds: float = 30.0  # to receive a body, and to hand over one piece of an answer
+    grace: float = 30.0  # for requests in flight when the server is told to stop
+    key: str | None = None
+    hosts: tuple[str, ...] = ()  # names in the Host header that are accepted besides this machine's own
+    public: bool = (
+        False  # bound to an address others can reach: any address may then stand in the Host header
+    )
