@@ -15,8 +15,10 @@ FORMS = ("rollout", "system")
 
 
 def plain_ids(lm: LM, task: Task, example: Example, template: str = "tad") -> list[int]:
-    """The student's prompt."""
+    """The student's prompt: a chat, or the bare text where the template is one."""
     prompt = task.prompt(example, template)
+    if prompt.raw:
+        return lm.encode_text(prompt.text + prompt.prefix)
     chat = [{"role": message.role, "content": message.content} for message in prompt.messages]
     return lm.encode(chat, prompt.prefix)
 
@@ -24,8 +26,12 @@ def plain_ids(lm: LM, task: Task, example: Example, template: str = "tad") -> li
 def privileged_ids(
     lm: LM, task: Task, example: Example, reference: str, form: str = "rollout", template: str = "tad"
 ) -> list[int]:
-    """The teacher's prompt, with `reference` in it."""
+    """The teacher's prompt, with `reference` in it: always a chat."""
     prompt = task.prompt(example, template)
+    if prompt.raw:
+        raise TadError(
+            f"task '{task.name}': template '{template}' has no chat to put a reference in; use another"
+        )
     if form == "rollout":
         shown = privileged_prompt(example.question, reference, task.instruction or EXPLAIN)
         messages = shown.messages
