@@ -173,16 +173,16 @@ class DistillTrainer(ResumableTrainer):
 
     def over_processes(self, values: Mapping[str, Tensor | float]) -> dict[str, float]:
         """Sums over all processes, of numbers that every process has under the same names."""
-        names = list(values)
-        if not names:
-            return {}
+        several = self.accelerator.num_processes > 1
+        if not several and not any(isinstance(value, Tensor) for value in values.values()):
+            return {name: float(value) for name, value in values.items()}  # nothing to wait for
         device = self.args.device
         row = torch.stack(
-            [torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in names]
+            [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values.values()]
         )
-        if self.accelerator.num_processes > 1:
+        if several:
             row = self.accelerator.reduce(row, reduction="sum")
-        return dict(zip(names, row.tolist(), strict=True))
+        return dict(zip(values, row.tolist(), strict=True))
 
     # Between steps
 
