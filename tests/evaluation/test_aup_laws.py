@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tad.errors import TadError
-from tad.evaluation.aup import Point, Reach, aup, keep, reach
+from tad.evaluation.aup import Point, Reach, aup, curve, keep, past_first, reach
 
 TPF = st.floats(0.5, 20, allow_nan=False)
 ACCURACY = st.one_of(st.just(0.0), st.floats(1, 100))  # below 1 it warns
@@ -128,3 +128,9 @@ def test_words_say_what_was_not_reached() -> None:
     assert str(Reach(70, 3.456)) == "3.46"
     assert str(Reach(70, 3.456, open=True)) == ">= 3.46"
     assert str(Reach(-2, None)) == "-"
+
+
+def test_points_slower_than_the_one_token_run_do_not_lower_the_floor() -> None:
+    points = curve([0.75, 0.6, 1.5], [77.0, 59.0, 70.0])
+    assert keep(past_first(points)) == [points[0]]
+    assert keep(points) == [points[1], points[0], points[2]]

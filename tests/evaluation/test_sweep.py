@@ -149,7 +149,7 @@ def test_the_printed_table_has_points_n_and_y_max(swept: Path) -> None:
     assert "TPF at base - 1" in text
     assert "one token" in text
     assert "50.0 ±" in text
-    assert "x: more than 5 below the first" in text
+    assert "x: more than 5 below the one-token run" in text
 
 
 def test_the_base_is_the_same_model_without_its_adapter(world: Path, swept: Path, tmp_path: Path) -> None:

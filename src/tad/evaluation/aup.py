@@ -78,6 +78,15 @@ def keep(points: Sequence[Point], drop: float = DROP) -> list[Point]:
     return [point for point in ordered if ordered[0].accuracy - point.accuracy <= drop]
 
 
+def past_first(points: Sequence[Point]) -> list[Point]:
+    """The first point, which is the run one token at a time, and those that are faster than it.
+
+    Some samplers spend more forwards at a careful setting than the one-token run. Such a point would become the slowest of
+    the curve, and the floor would hang on it.
+    """
+    return [*points[:1], *(point for point in points[1:] if point.tpf > points[0].tpf)]
+
+
 def reach(points: Sequence[Point], accuracy: float) -> Reach:
     """The highest speed at which straight lines between the points are still at `accuracy`."""
     ordered = sorted(points)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tad.decoding import DECODERS
 from tad.errors import TadError
-from tad.evaluation.aup import ALPHA, DROP, Point, Reach, aup, keep, reach
+from tad.evaluation.aup import ALPHA, DROP, Point, Reach, aup, keep, past_first, reach
 from tad.evaluation.bootstrap import Resampled, interval
 from tad.evaluation.results import META, Results
 from tad.evaluation.row import Row
@@ -147,7 +147,7 @@ def tabulate(
         own = [entry.point for entry in points]
         own_bar = (points[0].accuracy, "its own first point")
         bar, name = _bar(sweep, question, bases, base is not None) or own_bar
-        kept = keep(own)
+        kept = keep(past_first(own))
         area, spread = _area(own, rows, tops["/".join(question)], resamples)
         curves.append(
             Curve(
@@ -306,12 +306,12 @@ def _area(
     """The area and its 95 % interval over examples; neither where no answer of the table is right."""
     if y_max <= 0:
         return None, None
-    area = aup(points, y_max)
+    area = aup(past_first(points), y_max)
     if resamples < 1:
         return area, None
     drawn = Resampled(rows, resamples)
     areas = [
-        aup([Point(tpf, accuracy) for tpf, accuracy in zip(*pair, strict=True)], y_max)
+        aup(past_first([Point(tpf, accuracy) for tpf, accuracy in zip(*pair, strict=True)]), y_max)
         for pair in zip(drawn.tpf.T.tolist(), drawn.accuracy.T.tolist(), strict=True)
     ]
     return area, interval(np.array(areas))

@@ -137,7 +137,7 @@ def _points(curves: Sequence[Curve]) -> str:
         rows.append((_name(curve), *at, *empty))
         rows.append(("  TPF", *(f"{point.tpf:.2f}" for point in curve.points), *empty))
         rows.append(("  accuracy %", *accuracy, *empty))
-    note = "x: more than 5 below the first, not in the area"
+    note = "x: more than 5 below the one-token run, or slower than it: not in the area"
     return align(rows) + (f"\n{note}" if any(p.dropped for curve in curves for p in curve.points) else "")
 
 
