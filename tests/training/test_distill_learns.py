@@ -112,19 +112,19 @@ def test_both_losses_fall_and_confidence_rises_on_held_out_trajectories(tmp_path
 
 
 @pytest.mark.slow
-def test_a_short_run_of_the_nano_recipe_lowers_the_held_out_loss(tmp_path: Path) -> None:
+def test_a_short_run_of_the_nano_recipe_makes_the_student_surer_of_near_tokens(tmp_path: Path) -> None:
     lm = tad.load("nano-llada", device="cpu")
-    for name, split, limit in (("train", "train", 16), ("held", "test", 8)):
+    for name, split, limit in (("train", "train", 40), ("held", "test", 12)):
         asked = CollectRecipe(
             model="nano-llada", tasks=[TaskSection(name="nano-math", split=split, limit=limit)], gen_length=96,
-            keep="all", cache="dual", shard_size=16, batch_size=16,
+            cache="dual", shard_size=40, batch_size=40,
         )  # fmt: skip
         collect_here(asked, tmp_path / name, lm)
     changes = [
         f"trajectories=[{tmp_path / 'train'}]", f"validation=[{tmp_path / 'held'}]", "objective.window=8",
-        "learning.steps=12", "learning.lr=5e-4", "batch={size: 8, micro: 8}", "device=cpu", "report_to=[]",
+        "learning.steps=24", "batch={size: 16, micro: 16}", "device=cpu", "report_to=[]",
     ]  # fmt: skip
     distill(load_recipe(DistillRecipe, "nano-llada-quality", changes), tmp_path / "run", lm=lm, quiet=True)
     before, after = held_out(tmp_path / "run")
     assert after["held_out_loss_near"] < before["held_out_loss_near"]
-    assert after["held_out_loss"] < before["held_out_loss"]
+    assert after["held_out_near_confidence"] > before["held_out_near_confidence"]
