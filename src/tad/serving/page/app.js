@@ -65,6 +65,7 @@ class Trace {
     const found = cells.slice(0, limit).filter(Boolean).length;
     return {
       now,
+      last, // decoding is over
       cells,
       ends,
       limit, // behind it nothing counts: the answer has ended or is cut
@@ -133,7 +134,7 @@ class Lane {
     });
     this.part(".forwards").textContent = frame.now;
     this.part(".tpf").textContent = frame.now ? (frame.counted / frame.now).toFixed(2) : "–";
-    this.part(".rate").textContent = frame.seconds ? round(frame.counted / frame.seconds, 1) : "–";
+    this.part(".rate").textContent = frame.seconds ? (frame.counted / frame.seconds).toFixed(1) : "–";
     this.part(".revealed").textContent = `${frame.revealed}/${this.cells.length}`;
     this.canvas.setAttribute(
       "aria-label",
@@ -151,7 +152,7 @@ class Lane {
     if (end) kinds.push("end");
     if (found?.step === 0) kinds.push("fill");
     if (found && at >= frame.limit) kinds.push("past");
-    if (found && found.step === frame.now && frame.now > 0) kinds.push("new");
+    if (found && found.step === frame.now && !frame.last) kinds.push("new");
     if (at === this.chosen) kinds.push("chosen");
     const text = !found ? "" : end ? (found.step === 0 ? "·" : "▪") : visible(found.text);
     const tone = found ? round(this.tone(found)) : 0;
@@ -202,7 +203,7 @@ class Lane {
     event.preventDefault();
     this.choose(this.chosen === null ? 0 : Math.min(last, Math.max(0, from + steps[event.key])));
     this.cells[this.chosen].scrollIntoView({ block: "nearest" });
-    say(this.describe(this.chosen));
+    $("voice").textContent = this.describe(this.chosen);
   }
 }
 
@@ -249,7 +250,7 @@ class Side {
   fit() {
     const range = this.threshold;
     this.root.querySelector(".threshold").hidden = range === null;
-    this.root.querySelector(".meaning").textContent = range ? `Threshold: ${range.meaning}.` : "No threshold here.";
+    this.root.querySelector(".meaning").textContent = range ? `Threshold: ${range.meaning}.` : "This decoder has no threshold.";
     if (range) {
       Object.assign(this.slider, { min: range.min, max: range.max, step: range.step, value: range.default });
     }
@@ -304,6 +305,7 @@ async function run() {
   page.aborter = new AbortController();
   present(page.sides.map((side) => new Trace({ ...shared, ...side.values(), ...extras })));
   setBusy(true);
+  reach($("lanes"));
   const traces = page.lanes.map((lane) => lane.trace);
   const outcomes = await Promise.allSettled(traces.map((trace) => follow(trace, page.aborter.signal)));
   setBusy(false);
@@ -447,6 +449,11 @@ function pause() {
   $("play").textContent = "Play";
 }
 
+/** Scroll to an element that lies too low to be seen, as on a phone. */
+function reach(element) {
+  if (element.getBoundingClientRect().top > 0.6 * window.innerHeight) element.scrollIntoView({ block: "start" });
+}
+
 function say(text) {
   $("status").textContent = text;
 }
@@ -539,8 +546,12 @@ async function copyLink() {
   const settings = { prompt: $("prompt").value, sides: page.sides.map((side) => side.values()) };
   for (const id of ["max-tokens", "temperature", "seed"]) if ($(id).value !== "") settings[id] = $(id).value;
   history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(settings))}`);
-  if (navigator.clipboard) await navigator.clipboard.writeText(location.href);
-  say(navigator.clipboard ? "Link copied." : "The address of this page now holds prompt and settings.");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    say("Link copied.");
+  } catch {
+    say("The address of this page now holds prompt and settings."); // the browser keeps its clipboard to itself
+  }
 }
 
 /** Take over prompt and settings from the address; they are filled in, not run. */
@@ -586,7 +597,7 @@ async function connect() {
   const { family, device, dtype, adapter, limits, examples } = page.card.tad;
   const facts = [page.card.id, family, `${device} ${dtype}`, adapter === null ? "" : `adapter ${adapter}`];
   $("about").textContent = facts.filter(Boolean).join(" · ");
-  Object.assign($("max-tokens"), { max: limits.max_tokens, value: limits.default_max_tokens });
+  Object.assign($("max-tokens"), { max: limits.max_tokens, value: Math.min(128, limits.default_max_tokens) });
   for (const { title, prompt } of examples) {
     const button = document.createElement("button");
     button.type = "button";
