@@ -30,6 +30,7 @@ ROOMS = (
     "evaluate",
     "harness",
     "serve",
+    "chat",
 )  # in the order `tad --help` lists their commands
 
 for _room in ROOMS:
