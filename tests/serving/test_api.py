@@ -1,0 +1,403 @@
+"""The API as OpenAI's own client sees it, equality with `tad.generate`, and the events of a stream."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from live_server import Live, live, wait_until
+
+import tad
+from tad.models import LM
+from tad.serving import Settings
+
+openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+
+QUESTION = "What is six times seven?"
+SAMPLED = {"seed": 7, "temperature": 0.8, "top_p": 0.95}
+
+
+def client_of(server: Live, key: str = "unused") -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def generated(lm: LM, prompt: Any, **settings: Any) -> Any:
+    return tad.generate(lm, prompt, **settings)
+
+
+@pytest.fixture(params=["plain", "dream"])
+def served(request: pytest.FixtureRequest, server: Live) -> Any:
+    """A model and a server for it; both families."""
+    lm = request.getfixturevalue(request.param)
+    if request.param == "plain":
+        yield lm, server
+        return
+    with live(lm) as running:
+        yield lm, running
+
+
+@pytest.mark.parametrize("decoder", ["tad", "tad-cached", "one-by-one"])
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_chat_equals_generate_streamed_or_not(served: Any, decoder: str, sampling: dict) -> None:
+    lm, server = served
+    seed = sampling.get("seed", 0)
+    overrides = {key: value for key, value in sampling.items() if key != "seed"}
+    wanted = generated(lm, QUESTION, decoder=decoder, gen_length=64, seed=seed, **overrides)
+    call = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 64,
+        "extra_body": {"decoder": decoder},
+        **sampling,
+    }
+    client = client_of(server)
+    whole = client.chat.completions.create(**call)
+    assert whole.choices[0].message.content == wanted.text
+    assert whole.usage.completion_tokens == len(wanted.decoded.content)
+    assert whole.usage.forwards == wanted.forwards
+    assert whole.usage.tpf == pytest.approx(wanted.tpf)
+    chunks = list(client.chat.completions.create(**call, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+
+
+def test_completion_equals_raw_generate_streamed_or_not(served: Any) -> None:
+    lm, server = served
+    wanted = generated(lm, "Once upon a time", decoder="tad", gen_length=32, raw=True)
+    call = {"model": server.model, "prompt": "Once upon a time", "max_tokens": 32}
+    client = client_of(server)
+    assert client.completions.create(**call).choices[0].text == wanted.text
+    chunks = list(client.completions.create(**call, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == wanted.text
+
+
+def test_a_prompt_of_token_ids_is_taken_as_it_is(plain: LM, server: Live) -> None:
+    call = {"model": server.model, "max_tokens": 32}
+    ids = plain.encode_text("Once upon a time")
+    client = client_of(server)
+    by_text = client.completions.create(**call, prompt="Once upon a time")
+    by_ids = client.completions.create(**call, prompt=ids)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert by_ids.usage.prompt_tokens == len(ids)
+
+
+def test_a_conversation_with_system_and_parts(plain: LM, server: Live) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "And you?"},
+    ]
+    wanted = generated(plain, chat, gen_length=32)
+    parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "you?"}]
+    asked = [*chat[:3], {"role": "user", "content": parts}]
+    answer = client_of(server).chat.completions.create(model=server.model, messages=asked, max_tokens=32)
+    assert answer.choices[0].message.content == wanted.text
+
+
+def test_max_tokens_is_rounded_up_to_a_block_and_the_answer_cut(plain: LM, server: Live) -> None:
+    wanted = generated(plain, QUESTION, gen_length=64)
+    cut = plain.decode(wanted.decoded.answer[:40])
+    for field in ("max_tokens", "max_completion_tokens"):
+        answer = server.chat(QUESTION, **{field: 40}).json()
+        assert answer["choices"][0]["message"]["content"] == cut
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 40
+        assert answer["tad"]["gen_length"] == 64
+
+
+def test_stop_ends_the_answer_before_it(plain: LM, server: Live) -> None:
+    text = generated(plain, QUESTION, gen_length=64).text
+    whole = server.chat(QUESTION, max_tokens=64).json()
+    stop = next(
+        text[i : i + 2]
+        for i in range(8, len(text))
+        if text.index(text[i : i + 2]) == i and "\ufffd" not in text[i : i + 2]
+    )
+    for asked in (stop, [stop, "never there"]):
+        answer = server.chat(QUESTION, max_tokens=64, stop=asked).json()
+        assert answer["choices"][0]["message"]["content"] == text[: text.index(stop)]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
+    events = server.events(QUESTION, max_tokens=64, stop=stop)
+    assert stream_text(events) == text[: text.index(stop)]
+
+
+def test_without_a_seed_one_is_drawn_and_told(server: Live) -> None:
+    first, second = (server.chat(temperature=1.0, max_tokens=32).json() for _ in range(2))
+    assert first["tad"]["seed"] != second["tad"]["seed"]
+    again = server.chat(temperature=1.0, max_tokens=32, seed=first["tad"]["seed"]).json()
+    assert again["choices"] == first["choices"]
+
+
+def test_the_threshold_is_a_choice_of_each_request(plain: LM, server: Live) -> None:
+    wanted = generated(plain, QUESTION, gen_length=32, threshold=2.0)
+    answer = server.chat(QUESTION, max_tokens=32, threshold=2.0).json()
+    assert answer["choices"][0]["message"]["content"] == wanted.text
+    assert answer["usage"]["forwards"] == wanted.forwards
+    assert answer["usage"]["forwards"] != server.chat(QUESTION, max_tokens=32).json()["usage"]["forwards"]
+    assert answer["tad"]["threshold"] == 2.0
+
+
+def test_the_adapter_is_a_choice_of_each_request_and_on_by_default(student: LM) -> None:
+    on = generated(student, QUESTION, gen_length=32)
+    with student.base():
+        off = generated(student, QUESTION, gen_length=32)
+    assert on.text != off.text
+    with live(student) as server:
+        said = {
+            choice: server.chat(QUESTION, max_tokens=32, **choice_fields).json()
+            for choice, choice_fields in (
+                ("default", {}),
+                ("on", {"adapter": True}),
+                ("off", {"adapter": False}),
+            )
+        }
+        card = server.client().get("/v1/models").json()["data"][0]
+    texts = {choice: answer["choices"][0]["message"]["content"] for choice, answer in said.items()}
+    assert texts == {"default": on.text, "on": on.text, "off": off.text}
+    assert [answer["tad"]["adapter"] for answer in said.values()] == [True, True, False]
+    assert card["tad"]["adapter"] == student.adapter
+
+
+def stream_text(events: list[tuple[str | None, Any]]) -> str:
+    chunks = [data for name, data in events if name is None and data != "[DONE]"]
+    return "".join(one["choices"][0]["delta"].get("content", "") for one in chunks if one["choices"])
+
+
+def test_reveals_tell_everything_a_canvas_needs(plain: LM, server: Live) -> None:
+    events = server.events(QUESTION, max_tokens=60, reveals=True, decoder="tad", threshold=3.0, seed=5)
+    names = [name for name, _ in events]
+    begin, reveals = events[0][1], [data for name, data in events if name == "reveal"]
+    end = dict(event for event in events if event[0])["end"]
+    assert names[0] == "begin"
+    assert events[-1] == (None, "[DONE]")
+    assert names.index("end") > max(i for i, name in enumerate(names) if name == "reveal")
+    assert begin["gen_length"] == 64
+    assert begin["max_tokens"] == 60
+    assert begin["block"] == 32
+    assert begin["mask"] == plain.family.mask_text
+    assert begin["prompt_tokens"] == len(plain.encode(QUESTION))
+    assert (begin["decoder"], begin["threshold"], begin["adapter"], begin["seed"]) == ("tad", 3.0, False, 5)
+    mask = plain.tokens.mask
+    canvas = [mask] * 64
+    for number, reveal in enumerate(reveals, start=1):
+        assert reveal["forward"] == number
+        assert {position // 32 for position in reveal["positions"]} <= set(reveal["blocks"])
+        for position, token, text in zip(reveal["positions"], reveal["tokens"], reveal["texts"], strict=True):
+            assert canvas[position] == mask
+            assert text == plain.decode([token], skip_special=False)
+            assert end["steps"][position] == number
+            canvas[position] = token
+        assert reveal["masks"] == canvas.count(mask)
+    ended = end["finish_reason"] == "stop"
+    fill = plain.tokens.eos if ended else mask
+    assert end["tokens"] == [fill if token == mask else token for token in canvas]
+    assert end["forwards"] == end["usage"]["forwards"] == len(reveals)
+    assert end["text"] == stream_text(events)
+
+
+def test_text_of_a_stream_comes_before_its_end(plain: LM, server: Live) -> None:
+    """The first text chunk comes when later positions are still masks."""
+    events = server.events(QUESTION, max_tokens=96, reveals=True, decoder="one-by-one")
+    first = next(
+        i
+        for i, (name, data) in enumerate(events)
+        if name is None and data["choices"][0]["delta"].get("content")
+    )
+    assert any(name == "reveal" for name, _ in events[first:])
+
+
+def test_usage_of_a_stream_comes_when_asked_for(server: Live) -> None:
+    call = {"model": server.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 32}
+    client = client_of(server)
+    *_, last = client.chat.completions.create(**call, stream=True, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage.model_dump() == client.chat.completions.create(**call).usage.model_dump()
+    assert all(chunk.usage is None for chunk in client.chat.completions.create(**call, stream=True))
+
+
+def test_models_tell_what_a_client_needs(plain: LM, server: Live) -> None:
+    client = client_of(server)
+    (card,) = client.models.list().data
+    assert client.models.retrieve(card.id).id == card.id == "tiny-llada"
+    facts = card.tad
+    assert facts["context"] == plain.context
+    assert facts["decoder"] == "tad"
+    assert facts["mask"] == {"id": plain.tokens.mask, "text": plain.family.mask_text}
+    by_name = {one["name"]: one for one in facts["decoders"]}
+    assert by_name["tad"]["threshold"]["default"] == 0.5
+    assert by_name["tad"]["block"] == 32
+    assert by_name["llada"]["threshold"] is None
+    assert by_name["dream"]["block"] is None
+    assert facts["limits"]["max_tokens"] == plain.context // 2
+    for name, one in by_name.items():
+        asked = {} if one["threshold"] is None else {"threshold": one["threshold"]["max"]}
+        assert server.chat(max_tokens=32, decoder=name, **asked).status_code == 200
+
+
+def test_the_servers_own_decoder_and_threshold_are_the_default(plain: LM) -> None:
+    with live(plain, Settings(decoder="fast-dllm", threshold=0.3, name="mine")) as server:
+        answer = server.chat(QUESTION, max_tokens=32).json()
+        card = server.client().get("/v1/models/mine").json()
+    wanted = generated(plain, QUESTION, decoder="fast-dllm", gen_length=32, threshold=0.3)
+    assert answer["choices"][0]["message"]["content"] == wanted.text
+    assert (answer["model"], answer["tad"]["decoder"], answer["tad"]["threshold"]) == (
+        "mine",
+        "fast-dllm",
+        0.3,
+    )
+    ours = next(one for one in card["tad"]["decoders"] if one["name"] == "fast-dllm")
+    assert ours["threshold"]["default"] == 0.3
+
+
+def test_examples_come_with_nano_models_only(
+    plain: LM, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tad.serving.offer import Offer
+
+    assert Offer(plain, Settings()).card()["tad"]["examples"] == []
+    monkeypatch.setattr(plain, "source", "nano-llada")
+    examples = Offer(plain, Settings()).card()["tad"]["examples"]
+    assert {example["title"].split()[0] for example in examples} == {"nano-word", "nano-math", "nano-code"}
+    assert all(example["prompt"] for example in examples)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": []}, "tools"),
+        ({"user": "me"}, "user"),
+        ({"n": 2}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "12"}, "max_tokens"),
+        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"max_tokens": 8, "max_completion_tokens": 8}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"decoder": "magic"}, "decoder"),
+        ({"threshold": -1}, "threshold"),
+        ({"decoder": "llada", "threshold": 0.5}, "threshold"),
+        ({"adapter": True}, "adapter"),
+        ({"reveals": True}, "reveals"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "<|mdm_mask|>"}]}, "messages"),
+        ({"model": 3}, "model"),
+    ],
+)  # fmt: skip
+def test_a_field_that_does_not_fit_is_refused_by_name(server: Live, fields: dict, param: str) -> None:
+    response = server.client().post("/v1/chat/completions", json={**server.body(), **fields})
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+
+
+def test_values_that_change_nothing_and_nulls_are_accepted(server: Live) -> None:
+    neutral = {
+        "n": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "stop": None,
+        "seed": None,
+        "stream": None,
+    }
+    assert server.chat(max_tokens=32, **neutral).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["model", "messages"])
+def test_a_missing_field_is_named(server: Live, field: str) -> None:
+    body = server.body()
+    del body[field]
+    error = server.client().post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"] == f"field '{field}' is missing"
+
+
+def test_another_model_is_not_found(server: Live) -> None:
+    with pytest.raises(openai.NotFoundError, match="this server has 'tiny-llada'"):
+        client_of(server).chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
+    assert server.client().get("/v1/models/other/thing").status_code == 404
+
+
+def test_a_prompt_over_the_context_is_refused(server: Live) -> None:
+    response = server.chat("word " * 200)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "context of 256" in response.json()["error"]["message"]
+
+
+def test_without_max_tokens_the_answer_takes_what_room_there_is(plain: LM, server: Live) -> None:
+    text = "w" * 150
+    room = plain.context - len(plain.encode(text))
+    answer = server.chat(text)
+    assert answer.json()["tad"]["gen_length"] == room // 32 * 32
+
+
+def test_errors_of_routes_and_methods_are_json(server: Live) -> None:
+    with server.client() as client:
+        missing = client.get("/v1/engines")
+        wrong = client.get("/v1/chat/completions")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert all(response.json()["error"]["message"] for response in (missing, wrong))
+
+
+def test_an_overfull_queue_is_a_429(plain: LM) -> None:
+    with live(plain, Settings(batch=1, queue=1)) as server:
+        gate = threading.Event()
+        forward = plain.model.forward
+
+        def held(*args: Any, **rest: Any) -> Any:
+            gate.wait(30)
+            return forward(*args, **rest)
+
+        plain.model.forward = held
+        try:
+            threads = [threading.Thread(target=server.chat, kwargs={"max_tokens": 32}) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: server.engine.running + server.engine.waiting == 2)
+            refused = server.chat(max_tokens=32)
+        finally:
+            gate.set()
+            plain.model.forward = forward
+        for thread in threads:
+            thread.join()
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_metrics_count_what_happened(server: Live) -> None:
+    def read() -> dict[str, float]:
+        lines = server.client().get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
+
+    before = read()
+    answer = server.chat(max_tokens=32).json()
+    server.chat(max_tokens=0)
+    list(server.events(max_tokens=32))
+    after = read()
+
+    def grew(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert grew("tad_finished_total") == 2
+    assert grew("tad_tokens_total") == 2 * answer["usage"]["completion_tokens"]
+    assert grew("tad_forwards_total") == 2 * answer["usage"]["forwards"]
+    assert grew('tad_requests_total{route="/v1/chat/completions",status="200"}') == 2
+    assert grew('tad_requests_total{route="/v1/chat/completions",status="400"}') == 1
+    assert grew("tad_first_text_seconds_count") <= 1
