@@ -1,0 +1,298 @@
+"""`tad chat`: turns, commands, the context, interrupts, and what goes to pipes and terminals."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import tad
+from tad.cli import chat as cli
+from tad.cli.canvas import printable
+from tad.errors import TadError
+from tad.models.lora import attach
+from tad.serving import Begun, Engine, Event
+from tiny_lm import write_checkpoint
+
+SHORT = ("--gen-length", "16", "--set", "block=8")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    cli.add_commands(app)
+    app.command("other")(lambda: None)  # so that the name of the command is part of the line
+    return app
+
+
+def pipe(model: str, *lines: str, options: tuple[str, ...] = SHORT) -> Result:
+    given = "".join(f"{line}\n" for line in lines)
+    result = CliRunner().invoke(make_app(), ["chat", model, *options], input=given)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def type_in(
+    monkeypatch: pytest.MonkeyPatch, model: str, *lines: str, options: tuple[str, ...] = SHORT
+) -> str:
+    """What a terminal shows after these lines and Ctrl-D."""
+    screen, typed = _Terminal(), iter(lines)
+
+    def read(prompt: str) -> str:
+        screen.write(prompt)
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(sys, "stdin", _Terminal())
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        make_app()(["chat", model, *options])
+    assert not ended.value.code
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("chat")))
+
+
+@pytest.fixture(scope="module")
+def lm(model: str) -> tad.LM:
+    return tad.load(model, device="cpu")
+
+
+@pytest.fixture
+def talk(lm: tad.LM) -> Iterator[cli.Conversation]:
+    engine = Engine(lm, batch=1, queue=1)
+    engine.start()
+    yield cli.Conversation(lm, engine, "tad", {"block": 8}, 16)
+    engine.close()
+
+
+def say(lm: tad.LM, messages: list[dict[str, str]], **settings: Any) -> str:
+    return tad.generate(lm, messages, **{"gen_length": 16, "block": 8, **settings}).text
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+
+
+# Turns
+
+
+def test_pipe_gets_the_answers_of_generate_turn_by_turn(model: str, lm: tad.LM) -> None:
+    first = say(lm, turns("hi"))
+    second = say(lm, turns("hi", first, "and?"))
+    result = pipe(model, "hi", "", "and?")
+    assert result.exit_code == 0
+    assert result.stdout == f"{first}\n{second}\n"
+
+
+def test_system_message_stands_before_every_turn(model: str, lm: tad.LM) -> None:
+    system = {"role": "system", "content": "be brief"}
+    first = say(lm, [system, *turns("hi")])
+    second = say(lm, [system, *turns("hi", first, "and?")])
+    assert first != say(lm, turns("hi"))
+    assert (
+        pipe(model, "hi", "and?", options=(*SHORT, "--system", "be brief")).stdout == f"{first}\n{second}\n"
+    )
+
+
+def test_each_answer_of_a_warm_decoder_has_the_next_seed(talk: cli.Conversation) -> None:
+    talk.overrides["temperature"] = 1.5
+    _, first = talk.answer("hi")
+    assert first == say(talk.lm, turns("hi"), temperature=1.5, seed=0)
+    talk.messages.clear()
+    _, second = talk.answer("hi")
+    assert second == say(talk.lm, turns("hi"), temperature=1.5, seed=1)
+    assert first != second
+
+
+def test_answer_has_the_tokens_and_forwards_of_decode(talk: cli.Conversation) -> None:
+    row, _ = talk.answer("hi")
+    alone = tad.generate(talk.lm, "hi", gen_length=16, block=8).decoded
+    assert (row.tokens, row.steps, row.forwards) == (alone.tokens, alone.steps, alone.forwards)
+
+
+def test_new_forgets_and_retry_asks_the_last_question_again(model: str, lm: tad.LM) -> None:
+    first = say(lm, turns("hi"))
+    again = say(lm, turns("and?"))
+    assert pipe(model, "hi", "/new", "and?", "/retry").stdout == f"{first}\n{again}\n{again}\n"
+
+
+def test_oldest_turns_are_left_out_where_the_context_is_full(talk: cli.Conversation) -> None:
+    talk.messages = turns("a" * 100, "b" * 80, "short", "answer")
+    assert len(talk.lm.encode([*talk.messages, *turns("next?")])) + 16 > talk.lm.context
+    _, text = talk.answer("next?")
+    kept = turns("short", "answer", "next?")
+    assert talk.messages == [*kept, {"role": "assistant", "content": text}]
+    assert text == say(talk.lm, kept)
+
+
+def test_question_that_cannot_fit_is_refused_and_not_kept(talk: cli.Conversation) -> None:
+    talk.messages = turns("one", "two")
+    with pytest.raises(TadError, match="more than the context of 256; ask less or make --gen-length smaller"):
+        talk.answer("x" * 300)
+    assert talk.messages == turns("one", "two")
+
+
+def test_interrupted_answer_is_cancelled_and_the_conversation_goes_on(talk: cli.Conversation) -> None:
+    def interrupt(event: Event) -> None:
+        if not isinstance(event, Begun):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk.answer("hi", interrupt)
+    assert talk.messages == []
+    _, text = talk.answer("hello")
+    assert text == say(talk.lm, turns("hello"))
+    assert (talk.engine.counts.cancelled, talk.engine.counts.finished) == (1, 1)
+
+
+# Commands
+
+
+def test_decoder_is_switched_with_its_own_parameters(talk: cli.Conversation) -> None:
+    talk.gen_length = 32  # a block of that decoder; of the first one's parameters, block 8, nothing is left
+    assert talk.command("/decoder one-by-one") is None
+    alone = tad.generate(talk.lm, "hi", decoder="one-by-one", gen_length=32)
+    row, text = talk.answer("hi")
+    assert (text, row.forwards) == (alone.text, alone.forwards)
+
+
+def test_threshold_changes_how_many_forwards_it_takes(talk: cli.Conversation) -> None:
+    talk.command("/threshold 0")
+    row, _ = talk.answer("hi")
+    assert row.forwards == tad.generate(talk.lm, "hi", gen_length=16, block=8, threshold=0.0).forwards
+    talk.messages.clear()
+    talk.command("/threshold 9")
+    assert talk.answer("hi")[0].forwards < row.forwards
+
+
+def test_adapter_is_switched_off_and_on(tmp_path: Path) -> None:
+    lm = tad.load(write_checkpoint(tmp_path), device="cpu")
+    base = say(lm, turns("hi"))
+    lm.peft = attach(lm.model, lm.family, 4, None, 0.0)
+    for name, weight in lm.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.fill_(0.2)
+    student = say(lm, turns("hi"))
+    assert student != base
+    engine = Engine(lm, batch=1, queue=1)
+    engine.start()
+    try:
+        talk = cli.Conversation(lm, engine, "tad", {"block": 8}, 16)
+        assert talk.answer("hi")[1] == student
+        talk.command("/new")
+        talk.command("/adapter off")
+        assert talk.answer("hi")[1] == base
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/bogus", "/bogus: not known; /help lists what is"),
+        ("/retry", "/retry: nothing has been asked yet"),
+        ("/decoder tadd", "unknown decoder 'tadd'"),
+        ("/threshold much", "/threshold much: should be a number"),
+        ("/threshold -1", "threshold must be at least 0"),
+        ("/adapter on", "/adapter: there is none; start with --adapter"),
+    ],
+)
+def test_wrong_command_is_refused_and_changes_nothing(
+    talk: cli.Conversation, line: str, message: str
+) -> None:
+    with pytest.raises(TadError, match=re.escape(message)):
+        talk.command(line)
+    assert (talk.name, talk.overrides, talk.adapter) == ("tad", {"block": 8}, True)
+
+
+def test_every_command_of_the_list_is_obeyed(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    shown = type_in(monkeypatch, model, "/help")
+    for name, meaning in cli.COMMANDS.items():
+        assert re.search(rf"{re.escape(name)} +{re.escape(meaning)}", shown)
+
+
+# Pipes and terminals
+
+
+def test_mistake_in_a_pipe_ends_it_with_an_error(model: str) -> None:
+    with pytest.raises(TadError, match="/bogus: not known"):
+        pipe(model, "/bogus", "hi")
+
+
+def test_mistake_at_a_terminal_is_named_and_the_conversation_goes_on(
+    monkeypatch: pytest.MonkeyPatch, model: str, lm: tad.LM
+) -> None:
+    screen = type_in(monkeypatch, model, "/bogus", "hi", options=(*SHORT, "--no-live"))
+    assert "error: /bogus: not known" in screen
+    assert printable(say(lm, turns("hi"))) in screen
+    assert screen.endswith("you> \n")
+
+
+def test_terminal_shows_canvas_answer_and_counts(
+    monkeypatch: pytest.MonkeyPatch, model: str, lm: tad.LM
+) -> None:
+    screen = type_in(monkeypatch, model, "hi")
+    alone = tad.generate(lm, "hi", gen_length=16, block=8)
+    assert "tad   forward 0   revealed 0/16" in screen
+    assert f"tad   forward {alone.forwards}   revealed 16/16" in screen
+    assert printable(alone.text) in screen
+    assert f"{alone.forwards} forwards, {len(alone.decoded.content)} tokens" in screen
+
+
+def test_terminal_says_what_was_left_out(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    screen = type_in(monkeypatch, model, "a" * 100, "b" * 100, options=(*SHORT, "--no-live"))
+    assert "the first 2 messages no longer fit the context and are left out" in screen
+
+
+def test_interrupt_at_a_terminal_keeps_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, model: str, lm: tad.LM
+) -> None:
+    def interrupt(screen: object, event: Event) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_show", interrupt)
+    screen = type_in(monkeypatch, model, "hi", "/retry")
+    assert "stopped; the question is not kept" in screen
+    assert "error: /retry: nothing has been asked yet" in screen
+
+
+def test_quit_ends_the_conversation(model: str, lm: tad.LM) -> None:
+    assert pipe(model, "hi", "/quit", "more").stdout == say(lm, turns("hi")) + "\n"
+
+
+def test_wrong_options_are_refused_before_loading(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="gen_length 20 is not a multiple of the block length 32"):
+        pipe(str(tmp_path / "no-model-here"), options=("--gen-length", "20"))
+
+
+def test_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="has no tokenizer; a conversation needs one"):
+        pipe(str(write_checkpoint(tmp_path, tokenizer=False)))
+
+
+def test_command_is_registered_without_loading_torch() -> None:
+    code = "import sys; sys.argv = ['tad']; import tad.cli.chat; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
