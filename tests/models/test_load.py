@@ -380,3 +380,13 @@ def test_bundled_models_load_by_name(name: str, family: str) -> None:
     assert lm.family.name == family
     assert sum(weight.numel() for weight in lm.model.parameters()) < 4_000_000
     assert lm.decode(lm.encode("Tom has 3 apples .")[-2:])
+
+
+def test_under_torchrun_the_default_device_is_the_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tad.models import lm
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert lm._default_device() == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert lm._default_device() == "cuda:3"

@@ -145,6 +145,19 @@ def test_two_processes_share_the_shards_and_make_the_same_rows(
 
 
 @pytest.mark.slow
+def test_processes_started_by_torchrun_make_the_same_rows(world: Path, tmp_path: Path) -> None:
+    whole = run(world, tmp_path / "whole")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(values(world)), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tad"]
+    arguments = ["collect", str(recipe), "--out", str(tmp_path / "shared")]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    store = TrajectoryStore.open(tmp_path / "shared")
+    assert content(store) == content(whole)
+
+
+@pytest.mark.slow
 def test_ray_actors_make_the_same_rows(world: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra 'ray'")
     whole = run(world, tmp_path / "whole")

@@ -156,7 +156,7 @@ def evaluate(
         _run_with_ray(recipe, folder, not no_grade, levels, as_json)
         return
     with _busy(f"loading {model}"):
-        lm = _load(model, adapter, device or _device_of_rank(), dtype)
+        lm = _load(model, adapter, device, dtype)
     watch = _Watch()
     if not swept:
         from tad.evaluation import evaluate as run
@@ -324,14 +324,6 @@ def _y_max(text: str | None) -> float | dict[str, float] | None:
         raise TadError(
             f"--y-max {text}: should be a percentage, or TASK=PERCENT with commas between them"
         ) from None
-
-
-def _device_of_rank() -> str | None:
-    """Under torchrun, each process has a GPU of its own."""
-    import torch
-
-    rank = os.environ.get("LOCAL_RANK")
-    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
 
 
 def _default_out(recipe: EvalRecipe, decoders: list[str], swept: bool) -> Path:

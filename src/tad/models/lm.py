@@ -6,6 +6,7 @@ only `encode`, `encode_text` and `decode` need the tokenizer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -140,6 +141,13 @@ def load(
     )
 
 
+def _default_device() -> str:
+    """A GPU where there is one; under torchrun, the one that is this process's."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+
+
 def _placement(device: str | torch.device | None, device_map: str | dict[str, Any] | None) -> Any:
     """What transformers calls a device map, for either way of saying it."""
     if device_map is not None:
@@ -147,7 +155,7 @@ def _placement(device: str | torch.device | None, device_map: str | dict[str, An
             raise TadError("give either device or device_map, not both")
         return device_map
     try:
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = torch.device(device or _default_device())
     except RuntimeError:
         raise TadError(f"device '{device}' is not known; use cpu, cuda or cuda:N") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():

@@ -83,7 +83,7 @@ def distill(
     split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)
     arguments = training_arguments(recipe, out, split)
     if lm is None:
-        lm = load(recipe.model, device=_device(recipe), dtype=recipe.dtype)
+        lm = load(recipe.model, device=recipe.device, dtype=recipe.dtype)
     trajectories = read_stores([Path(folder) for folder in recipe.trajectories], lm)
     objective = build_objective(recipe, lm)
     data = MicroBatches(
@@ -328,13 +328,6 @@ def _check_directory(recipe: DistillRecipe, out: Path, resume: bool) -> Path | N
                 "resume with the same recipe, or start another run with another --out"
             )
     return checkpoint
-
-
-def _device(recipe: DistillRecipe) -> str | None:
-    """This process's device."""
-    if recipe.device is not None or not torch.cuda.is_available():
-        return recipe.device or "cpu"
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
 
 
 def _workers(recipe: DistillRecipe) -> int:
