@@ -1,0 +1,257 @@
+"""Clients that go away, and a server that is told to go: on real connections and, for signals, in a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live_server import Live, live, wait_until
+
+from tad.models import LM
+from tad.serving import Settings
+
+
+class Slow:
+    """A model whose forwards take a while, and are counted with the rows in each."""
+
+    def __init__(self, lm: LM, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
+        self.rows: list[int] = []
+        forward = lm.model.forward
+
+        def slow(ids: Any, **rest: Any) -> Any:
+            self.rows.append(len(ids))
+            time.sleep(seconds)
+            return forward(ids, **rest)
+
+        monkeypatch.setattr(lm.model, "forward", slow)
+
+
+def open_request(server: Live, **fields: Any) -> socket.socket:
+    """A chat on a socket of its own."""
+    body = json.dumps(server.body(**fields)).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "waiting"])
+def test_a_client_that_hangs_up_costs_at_most_one_more_forward(
+    plain: LM, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    slow = Slow(plain, monkeypatch, seconds=0.05)
+    with live(plain) as server:
+        connection = open_request(server, max_tokens=128, decoder="one-by-one", stream=stream)
+        wait_until(lambda: len(slow.rows) >= 3)
+        (ticket,) = server.engine._running.values()
+        seen = []
+        cancel = server.engine.cancel
+        monkeypatch.setattr(server.engine, "cancel", lambda gone: seen.append(gone.forwards) or cancel(gone))
+        connection.close()
+        wait_until(lambda: server.engine.running == 0)
+        assert ticket.cancelled
+        assert ticket.forwards - seen[0] <= 1
+        assert ticket.forwards < 20  # of 128
+        forwards = len(slow.rows)
+        time.sleep(0.2)
+        assert len(slow.rows) == forwards
+        assert server.engine.counts.cancelled == 1
+        assert server.chat(max_tokens=8).status_code == 200
+
+
+def test_clients_that_leave_the_queue_make_room(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(plain, monkeypatch)
+    with live(plain, Settings(batch=1, queue=2)) as server:
+        connections = [open_request(server, max_tokens=128, decoder="one-by-one") for _ in range(3)]
+        wait_until(lambda: server.engine.waiting == 2)
+        assert server.chat(max_tokens=8).status_code == 429
+        for connection in connections[1:]:
+            connection.close()
+        wait_until(lambda: server.engine.waiting == 0)
+        assert server.engine.running == 1
+        connections[0].close()
+        assert server.chat(max_tokens=8).status_code == 200
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(plain: LM) -> None:
+    with live(plain, Settings(body_seconds=0.3)) as server:
+        wide = {"max_tokens": 128, "decoder": "one-by-one", "stream": True, "reveals": True}
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect(("127.0.0.1", server.port))
+        body = json.dumps(server.body(**wide)).encode()
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        wait_until(lambda: server.engine.counts.finished + server.engine.counts.cancelled == 1)
+        assert server.chat(max_tokens=8).status_code == 200
+        connection.close()
+
+
+def test_a_time_limit_is_a_503_or_an_error_in_the_stream(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(plain, monkeypatch, seconds=0.05)
+    with live(plain, Settings(seconds=0.2)) as server:
+        whole = server.chat(max_tokens=128, decoder="one-by-one")
+        events = server.events(max_tokens=128, decoder="one-by-one")
+    assert whole.status_code == 503
+    assert whole.json()["error"]["message"] == "not finished within 0.2 s"
+    assert events[-1][1]["error"]["message"] == "not finished within 0.2 s"
+
+
+def test_draining_tells_health_and_refuses_with_a_503(plain: LM) -> None:
+    with live(plain) as server:
+        server.engine.drain(10)
+        health = server.client().get("/health")
+        refused = server.chat()
+    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["message"] == "the server is shutting down"
+
+
+# Signals, in a process of its own
+
+
+class Process:
+    """`tad serve` as a user starts it."""
+
+    def __init__(self, checkpoint: Path, *options: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "tad",
+            "serve",
+            str(checkpoint),
+            "--port",
+            "0",
+            "--device",
+            "cpu",
+            *options,
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("TAD_API_KEY", None)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("serving at http://127.0.0.1:"), line + str(self.process.communicate())
+        self.url = line.split()[-1]
+
+    def stop(self) -> tuple[int, str, str]:
+        """SIGTERM; exit code and what it printed."""
+        self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+def test_sigterm_during_load_finishes_or_refuses_cleanly_and_exits_with_0(checkpoint: Path) -> None:
+    server = Process(checkpoint, "--batch", "4", "--grace", "20")
+    outcomes: list[str] = []
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+            while not stop.is_set():
+                body = {
+                    "model": "tiny-llada",
+                    "messages": [{"role": "user", "content": f"number {number}"}],
+                    "max_tokens": 64,
+                    "stream": number % 2 == 0,
+                }
+                try:
+                    response = client.post("/v1/chat/completions", json=body)
+                except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
+                    # The listening socket or an idle connection was closed; an answer must not have been under way.
+                    outcomes.append("broken " + str(error) if "incomplete" in str(error) else "closed")
+                    return
+                if response.status_code != 200:
+                    outcomes.append(f"{response.status_code} {response.json()['error']['message']}")
+                    return
+                text = response.text
+                complete = (
+                    text.endswith("data: [DONE]\n\n") if number % 2 == 0 else response.json()["choices"]
+                )
+                outcomes.append("complete" if complete or "error" in text else f"broken {text[-200:]}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: outcomes.count("complete") >= 8, seconds=60)
+    code, out, err = server.stop()
+    stop.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert code == 0, err
+    assert out.strip() == "stopped"
+    assert "Traceback" not in err
+    assert not [one for one in outcomes if one.startswith(("broken", "5")) and "shutting down" not in one]
+    assert outcomes.count("complete") >= 8
+
+
+@pytest.mark.slow
+def test_requests_over_the_grace_get_a_clean_error_and_the_exit_code_is_0(checkpoint: Path) -> None:
+    server = Process(checkpoint, "--batch", "1", "--grace", "0")
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        body = {"model": "tiny-llada", "prompt": "x", "max_tokens": 128, "decoder": "one-by-one"}
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False))
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+
+    def waiting() -> float:
+        lines = httpx.get(f"{server.url}/metrics", trust_env=False).text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("tad_waiting "))
+
+    wait_until(lambda: waiting() >= 3)
+    code, _, err = server.stop()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert code == 0, err
+    assert len(answers) == 12
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert refused
+    assert all(answer.json()["error"]["message"] == "the server is shutting down" for answer in refused)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "a key is needed"),
+        (["--decoder", "magic"], "unknown decoder 'magic'"),
+        (["--decoder", "llada", "--threshold", "1"], "has no parameter 'threshold'"),
+        (["--backend", "cloud"], "should be local or ray"),
+        (["--replicas", "2"], "needs --backend ray"),
+        (["--api-key", ""], "the key is empty"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_line_before_the_model_is_read(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from tad.cli import app
+    from tad.errors import TadError
+
+    monkeypatch.delenv("TAD_API_KEY", raising=False)
+    result = CliRunner().invoke(app, ["serve", "/nowhere", *options])
+    assert isinstance(result.exception, TadError)
+    assert message in str(result.exception)
