@@ -1,0 +1,79 @@
+"""`tad report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tad.errors import TadError
+
+if TYPE_CHECKING:
+    from tad.evaluation.report.write import Live
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command("report")(report)
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What tad's commands have left: trajectory stores, training runs, evaluations; or directories of those."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The page; PNGs go beside it.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="The heading.")] = "tad report",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Mark every number as smoke size.")] = False,
+    y_max: Annotated[
+        str | None, typer.Option(help="AUP's y_max in percent: a number, or gsm8k=80.2,math=43.1.")
+    ] = None,
+    example: Annotated[str | None, typer.Option(help="Id of the example to replay.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Decode the replay now with this base, not from rows.")
+    ] = None,
+    adapter: Annotated[str | None, typer.Option(help="With --model: the student's adapter.")] = None,
+    decoder: Annotated[str, typer.Option(help="With --model: the student's decoder.")] = "tad",
+    prompt: Annotated[str | None, typer.Option(help="With --model: what to ask.")] = None,
+    gen_length: Annotated[
+        int | None, typer.Option(min=1, help="With --model: positions to generate (default: as the runs).")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="With --model: cpu, cuda or cuda:N.")] = None,
+) -> None:
+    """One web page of everything: curves, AUP, windows, losses, tables with errors, and a replay. Works offline."""
+    given = {"--adapter": adapter, "--prompt": prompt, "--gen-length": gen_length, "--device": device}
+    lost = next((name for name, value in given.items() if value is not None), None)
+    if model is None and lost is not None:
+        raise TadError(f"{lost} is for a replay that is decoded now; give --model too")
+
+    from tad.cli.evaluate import _y_max
+    from tad.evaluation.report import write_report
+
+    live = None if model is None else _live(model, adapter, decoder, prompt, gen_length, device)
+    written = write_report(
+        folders, out, title, smoke, _y_max(y_max), live, example, say=lambda text: typer.echo(text, err=True)
+    )
+    for note in written.notes:
+        typer.echo(f"missing: {note}", err=True)
+    for path in (written.page, *written.pictures):
+        typer.echo(str(path))
+
+
+def _live(
+    model: str,
+    adapter: str | None,
+    decoder: str,
+    prompt: str | None,
+    gen_length: int | None,
+    device: str | None,
+) -> Live:
+    from tad.cli.decode import _busy, _load
+    from tad.evaluation.report.write import Live
+
+    with _busy(f"loading {model}"):
+        base = _load(model, None, device, None)
+        student = None if adapter is None else _load(model, adapter, device, None)
+    return Live(base, student, decoder, prompt, gen_length)

@@ -1,0 +1,466 @@
+"""The charts: each a function that draws one panel on given axes, so that a page gets panels that wrap and a PNG gets a row.
+
+Sizes are those of a panel about 350 CSS pixels wide, which a phone shows whole and a laptop shows three abreast.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from tad.evaluation.curves import Question
+from tad.evaluation.report.data import Store, Training
+from tad.evaluation.report.palette import LIGHT, Look
+from tad.evaluation.report.scores import POOLED, Board, Line, Method, deviation
+from tad.evaluation.report.svg import fit_for_page
+
+WIDTH, HEIGHT = 4.5, 3.2  # inches, at 72 to the inch
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.edgecolor": LIGHT["quiet"],
+    "axes.labelcolor": LIGHT["quiet"],
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": LIGHT["line"],
+    "grid.linewidth": 0.6,
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "text.color": LIGHT["ink"],
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # names may hold dollar signs
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart to be: how it is drawn, and what it shows in words."""
+
+    name: str  # letters, digits and dashes, unique on the page
+    title: str
+    alt: str
+    draw: Callable[[Axes], None]
+    n: float = math.inf  # examples behind it; of training, no limit
+    height: float = HEIGHT
+
+
+def as_svg(panel: Panel) -> str:
+    """The panel as an `<svg>` element for the page, which has its own heading for the title."""
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.name}):
+        figure = Figure(figsize=(WIDTH, panel.height), layout="constrained")
+        FigureCanvasSVG(figure)
+        figure.patch.set_alpha(0)
+        panel.draw(figure.subplots())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return fit_for_page(file.getvalue(), panel.name, panel.alt)
+
+
+def as_png(panels: Sequence[Panel], path: Path, foot: str, looks: Mapping[str, Look] | None = None) -> Path:
+    """Panels in rows of up to three, with a legend of `looks` above and a line of facts below."""
+    columns = min(len(panels), 4 if len(panels) == 4 else 3)
+    rows = -(-len(panels) // columns)
+    height = max(panel.height for panel in panels)
+    handles = [_handle(look, label) for label, look in (looks or {}).items()]
+    per_line = max(1, int(columns * WIDTH / 2.2))
+    head = 0.26 * -(-len(handles) // per_line)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(columns * WIDTH, rows * height + head + 0.3), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.patch.set_facecolor(LIGHT["raised"])
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for panel, axes in zip(panels, grid, strict=False):
+            panel.draw(axes)
+            axes.set_title(panel.title)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        if handles:
+            figure.legend(handles=handles, loc="outside upper center", ncols=min(per_line, len(handles)))
+        figure.supxlabel(foot, fontsize=8.5, color=LIGHT["quiet"])
+        figure.savefig(path, format="png", dpi=144, metadata={"Software": None})
+    return path
+
+
+def _handle(look: Look, label: str) -> Line2D:
+    return Line2D([], [], label=label, **_line_style(look), **_marker_style(look))
+
+
+def _line_style(look: Look) -> dict[str, Any]:
+    return {"color": LIGHT[look.colour], "linestyle": (0, (4, 2)) if look.dashed else "-"}
+
+
+def _marker_style(look: Look, hollow: bool = False) -> dict[str, Any]:
+    face = LIGHT["raised"] if look.hollow or hollow else LIGHT[look.colour]
+    return {
+        "marker": look.marker,
+        "markersize": 4.6,
+        "markerfacecolor": face,
+        "markeredgecolor": LIGHT[look.colour],
+        "markeredgewidth": 1.1,
+    }
+
+
+# Accuracy against tokens per forward
+
+
+def curve_panel(board: Board, question: Question, looks: Mapping[Method, Look], name: str) -> Panel:
+    """Every method on one question; error bars are one standard error."""
+    lines = board.of(question)
+
+    def draw(axes: Axes) -> None:
+        for number, line in enumerate(lines):
+            if not line.method.is_first:
+                _draw_line(axes, line, looks[line.method], number)
+        _draw_base(axes, board, question, looks)
+        axes.set_xlabel("tokens per forward (TPF)")
+        axes.set_ylabel("accuracy, %")
+        axes.set_xlim(left=0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0, low), min(100, high) if high - low > 5 else high)
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+
+    n = ", ".join(str(count) for count in board.examples(question))
+    title = question_title(question)
+    alt = f"Accuracy against tokens per forward, {title}, n = {n}: " + "; ".join(
+        _spoken(line) for line in lines
+    )
+    return Panel(name, f"{title} (n = {n})", alt, draw, min(board.examples(question)))
+
+
+def question_title(question: Question) -> str:
+    task, template = question
+    short = Path(task.partition(":")[2]).name if task.startswith("jsonl:") else task
+    return short if template == "tad" else f"{short} ({template})"
+
+
+def _draw_line(axes: Axes, line: Line, look: Look, order: int) -> None:
+    points = line.curve.points
+    speed, accuracy = [p.tpf for p in points], [p.accuracy for p in points]
+    gid = css_class(line.method)
+    kept = [(p.tpf, p.accuracy) for p in points if not p.dropped]
+    if len(points) > 1:
+        (thread,) = axes.plot(speed, accuracy, linewidth=1.0, alpha=0.45, zorder=2, **_line_style(look))
+        thread.set_gid(gid)
+        (strong,) = axes.plot(*zip(*kept, strict=True), zorder=3, **_line_style(look))
+        strong.set_gid(gid)
+    # The first point is everyone's: the base's marker stands there.
+    own = [p for p in points if p.setting is not None] or points
+    for part, hollow in (([p for p in own if not p.dropped], False), ([p for p in own if p.dropped], True)):
+        if not part:
+            continue
+        bars = axes.errorbar(
+            [p.tpf for p in part],
+            [p.accuracy for p in part],
+            xerr=[_number(p.tpf_se) for p in part],
+            yerr=[_number(p.se) for p in part],
+            linestyle="none",
+            ecolor=LIGHT[look.colour],
+            elinewidth=0.9,
+            zorder=4,
+            **_marker_style(look, hollow),
+        )
+        for artist in (bars[0], *bars[2]):
+            artist.set_gid(gid)
+
+
+def _draw_base(axes: Axes, board: Board, question: Question, looks: Mapping[Method, Look]) -> None:
+    for line in board.of(question):
+        if not line.method.is_first:
+            continue
+        point, look = line.curve.points[0], looks[line.method]
+        bars = axes.errorbar(
+            [point.tpf],
+            [point.accuracy],
+            xerr=[_number(point.tpf_se)],
+            yerr=[_number(point.se)],
+            linestyle="none",
+            ecolor=LIGHT[look.colour],
+            elinewidth=0.9,
+            zorder=5,
+            **_marker_style(look, hollow=line.method.model != "base"),
+        )
+        for artist in (bars[0], *bars[2]):
+            artist.set_gid(css_class(line.method))
+        if line.method.model == "base":
+            axes.axhline(point.accuracy, color=LIGHT["quiet"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+
+
+def css_class(method: Method) -> str:
+    """A name for the method's parts of a chart."""
+    return "slot-" + "".join(c if c.isalnum() else "-" for c in method.label.lower())
+
+
+def _number(value: float | None) -> float:
+    return 0.0 if value is None or math.isnan(value) else value
+
+
+def _spoken(line: Line) -> str:
+    fast = max(line.curve.points, key=lambda point: point.tpf)
+    return f"{line.method.label} up to TPF {fast.tpf:.1f} at {fast.accuracy:.0f} %"
+
+
+# Area under the curve
+
+
+def area_panel(board: Board, question: Question, looks: Mapping[Method, Look], name: str) -> Panel | None:
+    """AUP bars, longest first; None where no method has an area."""
+    groups: dict[Method, list[Line]] = {}
+    for line in board.of(question):
+        if line.curve.aup is not None and not line.method.is_first:
+            groups.setdefault(line.method, []).append(line)
+    if not groups or question[0] == POOLED:
+        return None
+    ordered = sorted(groups.items(), key=lambda entry: _area(entry[1]))
+
+    def draw(axes: Axes) -> None:
+        for place, (method, lines) in enumerate(ordered):
+            value, (low, high) = _area(lines), _area_span(lines)
+            (bar,) = axes.barh(place, value, height=0.62, color=LIGHT[looks[method].colour], alpha=0.85)
+            bar.set_gid(css_class(method))
+            axes.plot([low, high], [place, place], color=LIGHT["ink"], linewidth=1.1, solid_capstyle="butt")
+            for end in (low, high):
+                axes.plot([end, end], [place - 0.12, place + 0.12], color=LIGHT["ink"], linewidth=1.1)
+            if len(lines) > 1:
+                for line in lines:
+                    axes.plot(line.curve.aup, place, "o", color=LIGHT["ink"], markersize=2.6)
+            points = max(len(line.curve.points) for line in lines)
+            axes.annotate(
+                f"{value:.0f}",
+                (max(value, high), place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+            )
+            axes.annotate(
+                f"{points} pts",
+                (0, place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=LIGHT["raised"],
+            )
+        axes.set_yticks(range(len(ordered)), [method.label for method, _ in ordered])
+        axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
+        axes.grid(False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(0, 1.13 * max(max(_area(lines), _area_span(lines)[1]) for _, lines in ordered))
+        axes.set_xlabel("AUP (area under accuracy, %, over TPF)")
+
+    title, key = question_title(question), "/".join(question)
+    n = ", ".join(str(count) for count in board.examples(question))
+    spoken = "; ".join(f"{method.label} {_area(lines):.0f}" for method, lines in reversed(ordered))
+    return Panel(
+        name,
+        f"{title} (n = {n}, y_max = {board.y_max[key]:.1f} %)",
+        f"AUP on {title}: {spoken}",
+        draw,
+        min(board.examples(question)),
+        1.0 + 0.34 * len(ordered),
+    )
+
+
+def _area(lines: Sequence[Line]) -> float:
+    """The mean over training seeds."""
+    areas = [line.curve.aup for line in lines if line.curve.aup is not None]
+    return sum(areas) / len(areas)
+
+
+def _area_span(lines: Sequence[Line]) -> tuple[float, float]:
+    """The 95 % interval over examples of one line; of several seeds, one standard deviation to each side."""
+    if len(lines) > 1:
+        spread = deviation([line.curve.aup for line in lines if line.curve.aup is not None])
+        return _area(lines) - spread, _area(lines) + spread
+    found = lines[0].curve.aup_interval
+    return found if found is not None else (_area(lines), _area(lines))
+
+
+# Trajectories
+
+
+def decay_panel(store: Store, name: str) -> Panel | None:
+    """The student's confidence by distance, with both windows; None where no window was measured."""
+    report = store.window
+    if report is None:
+        return None
+    looks = {"quality": "slot-3", "speed": "slot-2"}
+
+    def draw(axes: Axes) -> None:
+        for decay, label, colour in (
+            (report.with_filler, "with end filler", "quiet"),
+            (report.decay, "answer", "slot-1"),
+        ):
+            distance = np.arange(1, len(decay.mean) + 1)
+            axes.fill_between(
+                distance, decay.low, decay.high, color=LIGHT[colour], alpha=0.18, linewidth=0, zorder=2
+            )
+            axes.plot(distance, decay.mean, color=LIGHT[colour], label=label, zorder=3)
+        for window_name, window in report.windows.items():
+            colour = LIGHT[looks.get(window_name, "quiet")]
+            reached = not math.isnan(window.crossing)
+            axes.axhline(window.level, color=LIGHT["quiet"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+            if reached and not math.isnan(window.low):
+                axes.axvspan(window.low, window.high, color=colour, alpha=0.25, linewidth=0, zorder=1)
+            if reached:
+                axes.axvline(window.window, color=colour, linewidth=1.3, zorder=2)
+            text = f"{window_name} {window.window}" if reached else f"{window_name}: not reached"
+            at = (window.window, 1.0) if reached else (len(report.decay.mean), window.level)
+            axes.annotate(
+                text,
+                at,
+                (3, -2) if reached else (-2, 3),
+                textcoords="offset points",
+                va="top" if reached else "bottom",
+                ha="left" if reached else "right",
+                color=LIGHT["ink"],
+                fontsize=9,
+            )
+        axes.set_xlabel("steps until the teacher reveals the token")
+        axes.set_ylabel("student's probability of it")
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(1, None)
+        axes.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
+
+    windows = ", ".join(f"{key} window {window.window}" for key, window in report.windows.items())
+    n = report.decay.trajectories
+    return Panel(
+        name,
+        f"{store.name} (n = {n})",
+        f"Confidence decay of {store.name}, {n} trajectories: {windows}",
+        draw,
+        n,
+    )
+
+
+def teacher_panel(store: Store, name: str) -> Panel | None:
+    """The teacher's mean confidence by step; None where no teacher ran."""
+    found = store.confidence
+    if not found.mean:
+        return None
+
+    def draw(axes: Axes) -> None:
+        step = np.arange(1, len(found.mean) + 1)
+        mean, error = np.array(found.mean), np.nan_to_num(np.array(found.se))
+        axes.fill_between(
+            step, mean - error, np.minimum(1, mean + error), color=LIGHT["slot-4"], alpha=0.22, linewidth=0
+        )
+        axes.plot(step, mean, color=LIGHT["slot-4"], linewidth=1.3)
+        thin = next((s for s, count in enumerate(found.count, 1) if count < found.count[0] / 2), None)
+        if thin is not None:
+            axes.axvline(thin, color=LIGHT["quiet"], linewidth=0.8, linestyle=(0, (1, 2)))
+            axes.annotate(
+                "half have ended",
+                (thin, 0),
+                (3, 4),
+                textcoords="offset points",
+                xycoords=("data", "axes fraction"),
+                fontsize=8.5,
+                color=LIGHT["quiet"],
+            )
+        axes.set_xlabel("step of the rollout")
+        axes.set_ylabel("teacher's mean confidence")
+        axes.set_xlim(1, None)
+        axes.set_ylim(None, 1.005)
+
+    n = store.summary.kept
+    alt = f"Teacher's confidence by step, {store.name}, {n} trajectories, mean {store.summary.mean_confidence:.3f}"
+    return Panel(name, f"{store.name} (n = {n})", alt, draw, n)
+
+
+# Training
+
+
+def loss_panel(runs: Sequence[Training], name: str) -> Panel | None:
+    """Training runs that differ in their seed alone: loss, its terms, and held-out loss; None without any step."""
+    if not any("loss" in line for run in runs for line in run.log):
+        return None
+    terms = list(dict.fromkeys(key for run in runs for line in run.log for key in line if _is_term(key)))
+    colours = {"loss": "ink", **{term: f"slot-{1 + i % 6}" for i, term in enumerate(terms)}}
+
+    def draw(axes: Axes) -> None:
+        seen: set[str] = set()
+        smallest = math.inf
+        for run in runs:
+            for key, colour in colours.items():
+                step, value = _series(run, key)
+                if not len(step):
+                    continue
+                smooth = _smoothed(value)
+                smallest = min(smallest, float(smooth.min()))
+                if len(runs) == 1:
+                    axes.plot(step, value, color=LIGHT[colour], linewidth=0.6, alpha=0.3)
+                label = None if key in seen else ("total" if key == "loss" else key.removeprefix("loss_"))
+                axes.plot(step, smooth, color=LIGHT[colour], linewidth=1.4, label=label)
+                seen.add(key)
+            step, value = _series(run, "held_out_loss")
+            if len(step):
+                label = None if "held_out" in seen else "held out"
+                axes.plot(
+                    step,
+                    value,
+                    "D",
+                    color=LIGHT["ink"],
+                    markerfacecolor=LIGHT["raised"],
+                    markersize=4,
+                    label=label,
+                )
+                seen.add("held_out")
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0 if smallest >= 0 else None)
+        axes.legend(loc="upper right")
+
+    title = runs[0].name + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+    last = next((line["loss"] for line in reversed(runs[0].log) if "loss" in line), math.nan)
+    return Panel(name, title, f"Loss of {title} by optimizer step, {last:.3f} at the end", draw)
+
+
+def _is_term(key: str) -> bool:
+    return key.startswith("loss_")
+
+
+def _series(run: Training, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one number of the log, thinned to a thousand."""
+    found = [(line["step"], line[key]) for line in run.log if line.get(key) is not None]
+    thin = found[:: max(1, len(found) // 1000)]
+    return np.array([step for step, _ in thin]), np.array([value for _, value in thin], dtype=float)
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """A running mean over a twentieth of the run, centred, shorter at the ends."""
+    half = len(values) // 40
+    if half < 1:
+        return values
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low, high = np.maximum(0, index - half), np.minimum(len(values), index + half + 1)
+    smooth: np.ndarray = (total[high] - total[low]) / (high - low)
+    return smooth

@@ -1,0 +1,294 @@
+"""Replays: one example decoded by the base and by a student, as token cells that know at which forward they were revealed.
+
+They come from the rows of runs, which keep token ids and reveal steps, or from decoding the example now (`decode_scenes`).
+Which example is shown is decided by rule: of those that both sides answer right, the one with the median gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from tad.decoding import Decoded, decode, get_decoder
+from tad.errors import TadError
+from tad.evaluation.questions import Item
+from tad.evaluation.report.names import BASE
+from tad.evaluation.report.scores import POOLED, Board, Line, Method
+from tad.evaluation.results import Results, RunMeta
+from tad.evaluation.row import Key, Row
+from tad.evaluation.run import questions_of
+from tad.evaluation.sweep import FIRST
+from tad.models import LM
+from tad.models.checkpoint import Checkpoint, bundled_models, locate
+from tad.models.tokenizer import load_tokenizer
+from tad.models.tokens import read_special_tokens
+from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed
+from tad.trajectories.privileged import plain_ids
+
+_PREFERRED = ("tad", "tad-cached")  # of a student's decoders
+_CUT = "\N{REPLACEMENT CHARACTER}"
+_SCENES = 4  # one per task, at most
+
+
+@dataclass(frozen=True)
+class Side:
+    """One decode of the example."""
+
+    label: str
+    setting: str
+    pieces: list[str]  # per position: its text
+    steps: list[int]  # per position: the forward that revealed it; 0: filler after the end
+    ends: list[bool]  # per position: an end token
+    forwards: int
+    tokens: int  # content, the first end token included
+    correct: bool | None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One example, decoded by two."""
+
+    title: str
+    prompt: str
+    why: str  # this example
+    sides: tuple[Side, Side]
+
+
+# From rows
+
+
+def replay_rows(board: Board, example: str | None, notes: list[str]) -> list[Scene]:
+    """A scene per task, from the rows of the base one token at a time and of a student."""
+    first = _pick(board, lambda method: method == Method(BASE, FIRST))
+    other = _pick(board, lambda method: method.model != BASE and not method.is_first)
+    other = other or _pick(board, lambda method: not method.is_first)
+    if first is None or other is None:
+        notes.append(
+            f"replay of {board.name}: needs a run of the base with '{FIRST}' and another run beside it"
+        )
+        return []
+    folders = [line.runs[line.chosen(board.family)] for line in (first, other)]
+    runs = [Results.open(folder) for folder in folders]
+    tables = [{row.key: row for row in run.rows() if row.ids and row.steps} for run in runs]
+    shared = [key for key in tables[0] if key in tables[1]]
+    if not shared:
+        notes.append(
+            f"replay of {board.name}: the rows are without token ids; give --model (and --adapter) to decode an example now"
+        )
+        return []
+    speller = find_speller(runs[0].meta)
+    if speller is None:
+        notes.append(
+            f"replay of {board.name}: its tokenizer is not at {runs[0].meta.source['model']}, so token ids are shown; give --model"
+        )
+    scenes = []
+    for key, why in _choose(shared, tables, example):
+        sides = tuple(
+            _side_of_row(speller, run.meta, line, table[key])
+            for run, line, table in zip(runs, (first, other), tables, strict=True)
+        )
+        prompt = tables[0][key].prompt
+        scenes.append(Scene(_title(key), _readable(speller, prompt), why, cast(tuple[Side, Side], sides)))
+    if example is not None and not scenes:
+        raise TadError(f"--example {example}: not among the {len(shared)} examples that both runs answered")
+    return scenes
+
+
+def _pick(board: Board, fits: Callable[[Method], bool]) -> Line | None:
+    """The first line of a fitting method, TAD's decoder before others."""
+    lines = [line for line in board.lines if line.curve.task != POOLED and fits(line.method)]
+    lines.sort(key=lambda line: line.method.decoder not in _PREFERRED)
+    return lines[0] if lines else None
+
+
+def _choose(
+    shared: Sequence[Key], tables: Sequence[dict[Key, Row]], example: str | None
+) -> list[tuple[Key, str]]:
+    """Per task the example with the median gain among those both have right; or the one asked for."""
+    if example is not None:
+        return [(key, "chosen by hand") for key in shared if key[2] == example]
+    chosen = []
+    for task in dict.fromkeys(key[0] for key in shared):
+        mine = [key for key in shared if key[0] == task]
+        right = [key for key in mine if all(table[key].correct for table in tables)]
+        pool = right or mine
+        gains = sorted(
+            (tables[0][key].forwards / max(1, tables[1][key].forwards), key[2], key) for key in pool
+        )
+        among = "that both answer right" if right else "(none is right on both sides)"
+        why = f"the median gain in forwards of {len(pool)} examples {among}"
+        chosen.append((gains[(len(gains) - 1) // 2][2], why))
+    return chosen[:_SCENES]
+
+
+def _title(key: Key) -> str:
+    task, template, name = key
+    shown = name if name.startswith(task) else f"{task}, {name}"
+    return shown if template == "tad" else f"{shown} ({template})"
+
+
+def find_speller(meta: RunMeta) -> LM | None:
+    """The run's tokenizer, as a model without weights; None where it is not on this machine."""
+    source = str(meta.source["model"])
+    if not Path(source).expanduser().is_dir() and source not in bundled_models():
+        return None
+    try:
+        speller = load_speller(source)
+    except TadError:
+        return None
+    return speller if fingerprint_tokenizer(speller) == meta.tokenizer else None
+
+
+def load_speller(source: str) -> LM:
+    """Only what turns ids into text: `model` is not there."""
+    checkpoint = Checkpoint.open(locate(source, weights=False))
+    tokenizer = load_tokenizer(checkpoint)
+    tokens = read_special_tokens(checkpoint, tokenizer)
+    return LM(cast(Any, None), checkpoint.family, tokens, tokenizer, source)
+
+
+def _side_of_row(speller: LM | None, meta: RunMeta, line: Line, row: Row) -> Side:
+    return Side(
+        label=line.method.label,
+        setting=_setting(meta.decoder),
+        pieces=spell(speller, row.ids),
+        steps=list(row.steps),
+        ends=_ends(row.ids, row.tokens, speller),
+        forwards=row.forwards,
+        tokens=row.tokens,
+        correct=row.correct,
+    )
+
+
+def _ends(ids: Sequence[int], tokens: int, speller: LM | None) -> list[bool]:
+    """Which positions hold an end token. Without a tokenizer: what follows the content."""
+    if speller is None or speller.tokenizer is None:
+        return [place >= tokens for place in range(len(ids))]
+    return [token in speller.tokens.ends for token in ids]
+
+
+def _setting(decoder: dict[str, Any]) -> str:
+    if decoder["name"] == FIRST:
+        return "one token per forward"
+    if decoder.get("threshold") is not None:
+        return f"threshold {decoder['threshold']:g}"
+    return f"{decoder['steps']} steps" if decoder.get("steps") else "default setting"
+
+
+def spell(speller: LM | None, ids: Sequence[int]) -> list[str]:
+    """The text of every position. A character that is spread over several tokens stands where its last one is."""
+    if speller is None or speller.tokenizer is None:
+        return [f"{token} " for token in ids]
+    pieces, before = [], ""
+    for place in range(len(ids)):
+        text = speller.decode(ids[: place + 1], skip_special=False)
+        whole = text.rstrip(_CUT)
+        if whole.startswith(before):
+            pieces.append(whole[len(before) :])
+        else:  # a tokenizer whose text of a prefix is not a prefix of the text
+            pieces.append(speller.decode([ids[place]], skip_special=False))
+        before = whole
+    return pieces
+
+
+def _readable(speller: LM | None, prompt: str) -> str:
+    """A prompt without the chat's special tokens."""
+    if speller is not None and speller.tokenizer is not None:
+        header = speller.family.assistant_header
+        prompt = prompt.removesuffix(header)
+        for token in sorted(speller.tokenizer.all_special_tokens, key=len, reverse=True):
+            prompt = prompt.replace(token, "")
+    return prompt.strip()
+
+
+# From a decode now
+
+Asked: TypeAlias = "tuple[list[int], str, str, str, Item | None]"  # ids, text, title, why, item
+
+
+def decode_scenes(
+    base: LM,
+    student: LM | None,
+    runs: Sequence[Path],
+    prompt: str | None = None,
+    decoder: str = "tad",
+    gen_length: int | None = None,
+    example: str | None = None,
+) -> list[Scene]:
+    """Decode now: the base one token at a time, and the student, or the base without one, with `decoder`.
+
+    The examples are the first of each task of the first run whose data are at hand, or `prompt`.
+    """
+    asked: list[Asked]
+    if prompt is not None:
+        length = gen_length or 128
+        asked = [(base.encode(prompt), prompt, "a prompt of your own", "given on the command line", None)]
+    else:
+        asked, length = _asked(base, runs, gen_length, example)
+    pairs = (
+        (base, FIRST, f"{BASE} · {FIRST}"),
+        (student or base, decoder, f"{'student' if student else BASE} · {decoder}"),
+    )
+    scenes = []
+    for ids, text, title, why, item in asked:
+        sides = []
+        for lm, name, label in pairs:
+            seed = 0 if item is None else row_seed(0, item.example.id, 0)
+            row = decode(lm, [ids], name, length, seed)[0]
+            sides.append(_side_of_decode(lm, name, label, row, item))
+        scenes.append(Scene(title, text, why, (sides[0], sides[1])))
+    return scenes
+
+
+def _asked(
+    lm: LM, runs: Sequence[Path], gen_length: int | None, example: str | None
+) -> tuple[list[Asked], int]:
+    if not runs:
+        raise TadError("a replay needs a question: give --prompt, or a directory with evaluation runs")
+    results = Results.open(runs[0])
+    items = questions_of(results).items
+    if example is not None:
+        chosen = [item for item in items if item.example.id == example]
+        if not chosen:
+            raise TadError(f"--example {example}: not an example of {runs[0]}")
+    else:
+        chosen = list({item.label: item for item in reversed(items)}.values())[::-1][:_SCENES]
+    why = "chosen by hand" if example is not None else "the first of the task; decoded for this report"
+    asked: list[Asked] = [
+        (
+            plain_ids(lm, item.task, item.example, item.template),
+            item.prompt.text,
+            _title(item.key),
+            why,
+            item,
+        )
+        for item in chosen
+    ]
+    return asked, gen_length or results.meta.gen_length
+
+
+def _side_of_decode(lm: LM, decoder: str, label: str, row: Decoded, item: Item | None) -> Side:
+    correct = None
+    if item is not None:
+        text = item.prompt.cut(lm.decode(row.answer))
+        try:
+            correct = item.task.grade(item.example, text).correct
+        except TadError:  # no sandbox here: the replay is shown without a verdict
+            correct = None
+    threshold = getattr(get_decoder(decoder, lm.family.name).rule, "threshold", None)
+    return Side(
+        label=label,
+        setting="one token per forward"
+        if decoder == FIRST
+        else f"threshold {threshold:g}"
+        if threshold
+        else "",
+        pieces=spell(lm, row.tokens),
+        steps=row.steps,
+        ends=[token in lm.tokens.ends for token in row.tokens],
+        forwards=row.forwards,
+        tokens=len(row.content),
+        correct=correct,
+    )
