@@ -29,6 +29,7 @@ ROOMS = (
     "train",
     "evaluate",
     "harness",
+    "report",
     "serve",
     "chat",
 )  # in the order `tad --help` lists their commands
