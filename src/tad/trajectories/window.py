@@ -3,13 +3,16 @@
 For states of stored trajectories the student (plain prompt) is asked for the probability of each masked position's
 token; averaged by d = reveal step - state, that is the paper's decay curve. The Quality window is where it falls to
 0.5, the Speed window where it falls to 0.2. Trajectories are the unit of resampling for the intervals.
+
+End filler is what stands behind the first end token, whenever it was revealed: it is easy to foresee from any distance, and
+with it in the mean a curve hardly falls.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,14 +97,20 @@ def measure_decay(
             trajectory = trajectories[index]
             reveal = np.array(trajectory.reveal)
             distance = reveal - step
-            for which, upto in enumerate((trajectory.n_real, reveal.max())):
-                use = (distance > 0) & (distance <= distances) & (reveal <= upto)
+            near_enough = (distance > 0) & (distance <= distances)
+            for which, use in enumerate((near_enough & _content(trajectory, lm.tokens.ends), near_enough)):
                 np.add.at(sums[which, index, :, 0], distance[use] - 1, row[use])
                 np.add.at(sums[which, index, :, 1], distance[use] - 1, 1)
         if progress is not None:
             progress(len(batch))
     plain, filled = (_curve(part, len(items), bool(which), seed) for which, part in enumerate(sums))
     return plain, filled, sums[0]
+
+
+def _content(trajectory: Trajectory, ends: Collection[int]) -> np.ndarray:
+    """[length] bool: up to the first end token, which belongs to the answer."""
+    after = np.cumsum(np.isin(trajectory.tokens, list(ends)))
+    return np.concatenate(([True], after[:-1] == 0))
 
 
 @torch.inference_mode()
@@ -135,7 +144,7 @@ def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list
 
 def _curve(sums: np.ndarray, states: int, filler: bool, seed: int) -> Decay:
     total = sums.sum(0)
-    reached = int((total[:, 1] > 0).sum())  # distances are filled from 1 without gaps
+    reached = int((total[:, 1] > 0).cumprod().sum())  # up to the first distance nobody has
     means = total[:reached, 0] / total[:reached, 1]
     samples = _bootstrap(sums[:, :reached], seed)
     low, high = np.nanpercentile(samples, [2.5, 97.5], axis=0)
