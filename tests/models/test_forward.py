@@ -31,6 +31,70 @@ def test_logits_at_are_the_full_logits_at_those_positions(
     torch.testing.assert_close(some, expected, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize("kind", ["full", "padded", "block-causal", "block-causal for all rows"])
+def test_outputs_wanted_at_some_positions_are_those_of_the_whole_forward(
+    model: MaskedDiffusionModel, kind: str, attention: str
+) -> None:
+    keys = torch.arange(24) >= torch.tensor([[4], [0]])
+    blocks = (torch.arange(24) // 8)[None]
+    rule = {
+        "full": AttentionRule.full(),
+        "padded": AttentionRule.padded(keys),
+        "block-causal": AttentionRule.block_causal(blocks.expand(2, -1), keys),
+        "block-causal for all rows": AttentionRule.block_causal(blocks),
+    }[kind]
+    if attention == "flex_attention" and kind == "block-causal for all rows":
+        pytest.skip("FlexAttention wants the rule once per row")
+    model.set_attn_implementation(attention)
+    wanted = torch.tensor([[5, 23, 9], [0, 12, 11]])
+    with torch.no_grad():
+        full = model(IDS, rule=rule, head=False).hidden
+        some = model(IDS, rule=rule, logits_at=wanted, head=False).hidden
+    model.set_attn_implementation("sdpa")
+    expected = torch.stack([full[row, wanted[row]] for row in range(2)])
+    torch.testing.assert_close(some, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_last_layer_runs_its_mlp_only_where_outputs_are_wanted(model: MaskedDiffusionModel) -> None:
+    seen = []
+    for layer in (model.layers()[0], model.layers()[-1]):
+        down = layer.part(layer.names.down)
+        down.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+    model(IDS, logits_at=torch.tensor([1, 2]))
+    assert seen == [24, 2]
+
+
+def test_a_cached_forward_writes_all_that_it_is_fed_wherever_outputs_are_wanted(
+    model: MaskedDiffusionModel,
+) -> None:
+    caches = []
+    with torch.no_grad():
+        for wanted in (None, torch.tensor([1])):
+            caches.append(model.new_cache(2, 24))
+            model(IDS, cache=caches[-1], at=slice(0, 24))
+            model(IDS[:, :8] + 1, cache=caches[-1], at=slice(8, 16), logits_at=wanted)
+    for one, other in zip(
+        (*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_gradients_reach_every_weight_where_outputs_are_wanted_at_some_positions(
+    model: MaskedDiffusionModel,
+) -> None:
+    wanted, gradients = torch.tensor([[5, 23], [0, 12]]), []
+    for trimmed in (True, False):
+        model.zero_grad()
+        out = model(IDS, logits_at=wanted if trimmed else None).logits
+        if not trimmed:
+            out = out.gather(1, wanted[:, :, None].expand(-1, -1, out.shape[-1]))
+        out.logsumexp(-1).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
 def test_the_head_runs_only_where_asked(model: MaskedDiffusionModel) -> None:
     seen = []
     head = model.get_submodule(model.names.head)

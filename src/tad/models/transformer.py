@@ -71,7 +71,10 @@ class Names:
 
 @dataclass
 class DiffusionOutput(ModelOutput):
-    """logits [batch, positions, vocab] (None when the head was not asked for), hidden [batch, length, width]."""
+    """logits [batch, positions, vocab] (None when the head was not asked for), hidden [batch, positions, width].
+
+    The positions are all of those fed, or the ones named by `logits_at`.
+    """
 
     logits: Tensor | None = None
     hidden: Tensor | None = None
@@ -86,13 +89,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return cast(Tensor, self.weight * wide.to(x.dtype))
+        # Without the weight, the one fused kernel rounds exactly where the released models do.
+        normed = F.rms_norm(x, (x.shape[-1],), None, self.eps)
+        return cast(Tensor, self.weight * normed.to(x.dtype))
 
 
 def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [batch, 1, length, head_dim] for integer positions [batch, length].
+    """cos and sin [batch, 1, length, head_dim] for integer positions [batch, length], the sin as `rotate` wants it.
 
     Computed from the positions on every forward: no buffer to keep in step with the device, and a column's angle
     depends on its position alone.
@@ -101,16 +104,23 @@ def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[T
         torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
     )
     angles = positions.float()[:, None, :, None] * (1.0 / shape.theta**exponent)
-    angles = torch.cat((angles, angles), dim=-1)
     target = torch.float32 if shape.rotate_in_fp32 else dtype
-    return angles.cos().to(target), angles.sin().to(target)
+    cos, sin = angles.cos().to(target), angles.sin().to(target)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last dimension; the dtype of the table decides the precision."""
+    """Rotate the two halves of the last dimension; the dtype of the table decides the precision.
+
+    The first half of `sin` is negated: the halves then change places as they are, which saves a pass over them.
+    """
     wide = x.to(cos.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+    return (wide * cos + wide.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
+
+
+def take(values: Tensor, positions: Tensor) -> Tensor:
+    """values [batch, length, width] at positions [batch, m]."""
+    return values.gather(1, positions[:, :, None].expand(-1, -1, values.shape[-1]))
 
 
 def place(root: nn.Module, path: str, module: nn.Module) -> None:
@@ -160,27 +170,48 @@ class Layer(GradientCheckpointingLayer):
         mask: Any,
         cache: KVCache | None = None,
         at: Tensor | slice | None = None,
+        only: Tensor | None = None,  # [batch, m]: positions whose outputs are wanted, all by default
     ) -> Tensor:
+        """Outputs [batch, length or m, width]. Keys and values are made of every position in any case."""
         names = self.names
-        x = x + self.part(names.attn_out)(
-            self._attention(self.part(names.attn_norm)(x), cos, sin, mask, cache, at)
-        )
+        normed = self.part(names.attn_norm)(x)
+        if only is not None:
+            x = take(x, only)
+        x = x + self.part(names.attn_out)(self._attention(normed, cos, sin, mask, cache, at, only))
         normed = self.part(names.mlp_norm)(x)
         return x + self.part(names.down)(F.silu(self.part(names.gate)(normed)) * self.part(names.up)(normed))
 
     def _attention(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any, cache: KVCache | None, at: Tensor | slice | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Any,
+        cache: KVCache | None,
+        at: Tensor | slice | None,
+        only: Tensor | None,
     ) -> Tensor:
-        def heads(path: str, count: int) -> Tensor:
-            projected = self.part(path)(x)
-            return projected.view(*x.shape[:2], count, self.shape.head_dim).transpose(1, 2)
+        def heads(path: str, count: int, source: Tensor) -> Tensor:
+            projected = self.part(path)(source)
+            return projected.view(*source.shape[:2], count, self.shape.head_dim).transpose(1, 2)
 
-        query = rotate(heads(self.names.query, self.shape.heads), cos, sin)
-        key = rotate(heads(self.names.key, self.shape.kv_heads), cos, sin)
-        value = heads(self.names.value, self.shape.kv_heads)
+        shape, asking = self.shape, x if only is None else take(x, only)
+        query = heads(self.names.query, shape.heads, asking)
+        key = heads(self.names.key, shape.kv_heads, x)
+        value = heads(self.names.value, shape.kv_heads, x)
+        if only is not None:
+            query = rotate(query, take(cos[:, 0], only)[:, None], take(sin[:, 0], only)[:, None])
+            key = rotate(key, cos, sin)
+            if mask is not None and mask.shape[2] > 1:
+                mask = take(mask[:, 0].expand(len(x), -1, -1), only)[:, None]
+        elif x.is_cuda:  # one launch of each kernel for both; on a CPU the copy costs more than that
+            both = rotate(torch.cat((query, key), dim=1), cos, sin)
+            query, key = both.split((shape.heads, shape.kv_heads), dim=1)
+        else:
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if cache is not None and at is not None:
             key, value = cache.write(self.index, at, key, value)
-        return attend(query, key, value, mask).transpose(1, 2).reshape(x.shape)
+        return attend(query, key, value, mask).transpose(1, 2).reshape(asking.shape)
 
 
 class MaskedDiffusionModel(PreTrainedModel):
@@ -221,8 +252,9 @@ class MaskedDiffusionModel(PreTrainedModel):
         """One forward.
 
         `rule` says who sees whom; `attention_mask` is the short form for padding. With a `cache`, the keys are all of
-        its columns, so a rule must hide the ones that hold nothing. `logits_at` runs the head at those positions
-        only; `head=False` not at all. Positions default to `at` with a cache and to 0, 1, ... without.
+        its columns, so a rule must hide the ones that hold nothing. `logits_at` names the positions whose outputs
+        are wanted: the head, and of the last layer all but keys and values, run there only. `head=False` leaves the
+        head out. Positions default to `at` with a cache and to 0, 1, ... without.
         """
         x = self.embedding()(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x.shape[:2]
@@ -233,17 +265,18 @@ class MaskedDiffusionModel(PreTrainedModel):
         position_ids = position_ids.expand(batch, length)
         cos, sin = rotary_table(position_ids, self.shape, x.dtype)
         mask = self._mask(rule, length, cache, at, x.device)
-        for layer in self.layers():
+        only = logits_at
+        if only is not None and only.dim() == 1:
+            only = only.expand(batch, -1)
+        *layers, last = self.layers()
+        for layer in layers:
             x = layer(x, cos, sin, mask, cache=cache, at=at)
+        if only is None or mask is None or isinstance(mask, Tensor):
+            x = last(x, cos, sin, mask, cache=cache, at=at, only=only)
+        else:  # a FlexAttention mask is made for all queries
+            x = take(last(x, cos, sin, mask, cache=cache, at=at), only)
         hidden = self.get_submodule(self.names.norm)(x)
-        logits = None
-        if head:
-            wanted = hidden
-            if logits_at is not None:
-                positions = logits_at.expand(batch, -1) if logits_at.dim() == 1 else logits_at
-                wanted = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
-            logits = self.head(wanted)
-        return DiffusionOutput(logits=logits, hidden=hidden)
+        return DiffusionOutput(logits=self.head(hidden) if head else None, hidden=hidden)
 
     def _default_positions(self, at: Tensor | slice | None, length: int, device: torch.device) -> Tensor:
         if isinstance(at, Tensor):

@@ -254,11 +254,11 @@ class _Rollouts:
             canvas,
             position_ids=(column - pad[:, None]).clamp(min=0),
             rule=AttentionRule.padded(real),
+            logits_at=self.prompt + position - lm.family.shift,
             head=False,
         ).hidden
         assert out is not None
-        source = self.prompt + position - lm.family.shift
-        return out.gather(1, source[:, :, None].expand(-1, -1, out.shape[-1]))
+        return out
 
     def _write(
         self, position: Tensor, chosen: Tensor, token: Tensor, step: int, sure: Tensor, student_sure: Tensor
