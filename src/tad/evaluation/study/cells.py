@@ -1,0 +1,225 @@
+"""Cells: a method and a seed, resolved to the recipes that decide the result, and named by a hash of those.
+
+    store     <- base, collect recipe, how the window is measured
+    student   <- store, distill recipe (its seed in it)
+    answers   <- base, student, dtype, questions
+    cell      <- answers, decoder, thresholds
+
+So cells share whatever they have in common, and a change of the recipe makes new what it changes and nothing else. The
+version of the code is noted in every record and is not in the hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+from tad.errors import TadError
+from tad.evaluation.questions import Questions
+from tad.evaluation.recipe import EvalTask
+from tad.evaluation.study.recipe import NEVER, Method, StudyRecipe, Values, lay_over, set_field
+from tad.evaluation.sweep import Setting
+from tad.models.checkpoint import parse_dtype
+from tad.training.distill_recipe import DistillRecipe
+
+_OWN = ("title", "vary", "seeds", "absent")  # what a method does not take over from the one it is like
+
+
+@dataclass(frozen=True)
+class Base:
+    """Which weights a study is about."""
+
+    model: str  # fingerprints
+    tokenizer: str
+    family: str
+    dtype: str  # of the checkpoint, which the recipe may override
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A method with everything it inherits, and no `vary` left."""
+
+    name: str
+    title: str
+    store: str | None
+    layers: list[
+        tuple[str, Values]
+    ]  # changes of `distill`: those of the methods it is like first, then its own
+    decoder: str
+    settings: Values
+    seeds: list[int] | None
+    tuned_as: str | None  # whose trials decide its training
+    absent: str | None
+
+    def distill(self, trial: Values | None = None) -> Values:
+        """All layers; a trial stands right above the method that was tuned, below what is changed in this one."""
+        found: Values = {}
+        for name, values in self.layers:
+            found = lay_over(found, values)
+            if trial is not None and name == self.tuned_as:
+                found = lay_over(found, trial)
+        return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to train and answer with. `seed` is None where nothing is trained, `trial` counts tuning trials."""
+
+    method: str
+    seed: int | None
+    trial: int | None
+    store: str | None
+    changes: Values  # of `distill`
+    tasks: list[EvalTask]
+    decoder: str
+    settings: Values
+
+    @property
+    def label(self) -> str:
+        """For people, and for names of directories."""
+        name = self.method.replace("/", "-").replace("=", "").replace(",", "-").replace(" ", "")
+        name += f"-trial{self.trial}" if self.trial is not None else ""
+        return name if self.seed is None else f"{name}-seed{self.seed}"
+
+
+def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
+    """All methods by name, those of `vary` written out."""
+    found: dict[str, Resolved] = {}
+    for name in recipe.methods:
+        layers = _lineage(recipe, name, ())
+        tuned = [one for one, _ in layers if recipe.tuning is not None and one in recipe.tuning.methods]
+        merged: Values = {}
+        for one, values in layers:
+            own = values if one == name else {k: v for k, v in values.items() if k not in _OWN}
+            merged = lay_over(merged, own)
+        method = Method.model_validate(merged)
+        below = [(one, dict(values.get("distill", {}))) for one, values in layers]
+        for suffix, varied in _vary(method):
+            full = f"{name}/{suffix}" if suffix else name
+            one_of = Method.model_validate(lay_over({**merged, "vary": {}}, varied))
+            found[full] = Resolved(
+                name=full,
+                title=(one_of.title or name) + (f", {suffix}" if suffix else ""),
+                store=one_of.store,
+                layers=[*below, (full, dict(varied.get("distill", {})))],
+                decoder=one_of.decoder or "tad",
+                settings=one_of.settings,
+                seeds=one_of.seeds,
+                tuned_as=tuned[-1] if tuned else None,
+                absent=one_of.absent,
+            )
+    _check(recipe, found)
+    return found
+
+
+def _check(recipe: StudyRecipe, found: dict[str, Resolved]) -> None:
+    """Names that stand in one section and should be in another."""
+    for wanted in (recipe.base, recipe.rival):
+        if wanted is not None and (wanted not in found or found[wanted].absent or found[wanted].store):
+            raise TadError(f"{recipe.name}: '{wanted}' should be one of the methods, without a store")
+    for method in found.values():
+        if method.store is not None and method.store not in recipe.stores:
+            raise TadError(
+                f"{recipe.name}: methods.{method.name}.store: '{method.store}' is not one of the stores: {', '.join(recipe.stores)}"
+            )
+    if recipe.validation is not None and recipe.validation not in recipe.stores:
+        raise TadError(f"{recipe.name}: validation: '{recipe.validation}' is not one of the stores")
+    for name in recipe.tuning.methods if recipe.tuning else ():
+        if name not in found or found[name].store is None:
+            raise TadError(f"{recipe.name}: tuning.methods: '{name}' is not a method that is trained")
+
+
+def _lineage(recipe: StudyRecipe, name: str, above: tuple[str, ...]) -> list[tuple[str, Values]]:
+    """What each method of the line sets, the first ancestor first and the method itself last."""
+    if name not in recipe.methods:
+        raise TadError(f"{recipe.name}: methods.{above[-1]}.like: '{name}' is not one of the methods")
+    if name in above:
+        raise TadError(f"{recipe.name}: methods.{name}: is like itself, through {', '.join(above)}")
+    own = recipe.methods[name]
+    given = own.model_dump(exclude_unset=True)
+    before = [] if own.like is None else _lineage(recipe, own.like, (*above, name))
+    return [*before, (name, given)]
+
+
+def _vary(method: Method) -> Iterator[tuple[str, Values]]:
+    """Every combination of the varied fields, by name, as changes of the method."""
+    for combination in itertools.product(*method.vary.values()):
+        values: Values = {}
+        parts = []
+        for dotted, value in zip(method.vary, combination, strict=True):
+            values = set_field(values, dotted, value)
+            parts.append(f"{dotted.rpartition('.')[2]}={value}")
+        yield ",".join(parts), values
+
+
+def choose(names: list[str], pattern: str, where: str) -> list[str]:
+    """The methods that a name or pattern stands for, in order."""
+    found = [name for name in names if name == pattern] or [name for name in names if fnmatch(name, pattern)]
+    if not found:
+        raise TadError(f"{where}: '{pattern}' is none of the methods: {', '.join(names)}")
+    return found
+
+
+class Hashes:
+    """Names by content, for one base and one recipe."""
+
+    def __init__(self, recipe: StudyRecipe, base: Base) -> None:
+        self.recipe, self.base = recipe, base
+        self._questions: dict[str, Questions] = {}
+
+    def store(self, name: str) -> str:
+        values = self.recipe.collect_recipe(self.recipe.stores[name])
+        window = self.recipe.window.model_dump()
+        window.pop("batch_size")
+        return digest([self.base.model, self.base.tokenizer, values.decides(), window])
+
+    def student(self, cell: Cell) -> str | None:
+        if cell.store is None:
+            return None
+        return digest([self.store(cell.store), self.training(cell, "", None).decides()])
+
+    def answers(self, cell: Cell) -> str:
+        recipe = self.recipe.eval_recipe(cell.tasks)
+        dtype = str(parse_dtype(self.recipe.dtype or self.base.dtype))
+        asked = self.questions(cell.tasks).facts
+        return digest(
+            [
+                self.base.model,
+                self.base.tokenizer,
+                self.student(cell),
+                dtype,
+                recipe.gen_length,
+                recipe.seed,
+                asked,
+            ]
+        )
+
+    def cell(self, cell: Cell) -> str:
+        return digest([self.answers(cell), [setting.name for setting in self.settings(cell)]])
+
+    def training(self, cell: Cell, store: str, validation: str | None) -> DistillRecipe:
+        """The recipe of a cell's training."""
+        held = {"validation": [validation], "validate_every": NEVER} if validation else {}
+        return self.recipe.distill_recipe(cell.label, store, cell.changes, seed=cell.seed or 0, **held)
+
+    def settings(self, cell: Cell) -> list[Setting]:
+        """The runs that make up a cell."""
+        length = self.recipe.eval_recipe(cell.tasks).gen_length
+        return self.recipe.evaluate.plan(cell.decoder, self.base.family, length, cell.settings)
+
+    def questions(self, tasks: list[EvalTask]) -> Questions:
+        """Made once: generating problems takes a while."""
+        key = json.dumps([task.model_dump() for task in tasks])
+        if key not in self._questions:
+            self._questions[key] = Questions(tasks, self.recipe.data_dir)
+        return self._questions[key]
+
+
+def digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,244 @@
+"""The recipes of `tad run` and `tad study`, typed.
+
+Sections named `collect` and `distill` hold fields of those verbs' own recipes, without the model, the stores and the seed,
+which the chain or the study fills in. A section laid over another changes the fields it names; a mapping whose `name` differs
+(another objective) takes the place of the one below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from tad.config import Recipe, parse_recipe
+from tad.decoding import get_decoder
+from tad.decoding.decoders import describe
+from tad.errors import TadError
+from tad.evaluation.recipe import EvalRecipe, EvalTask
+from tad.evaluation.sweep import Setting, plan
+from tad.training.distill_recipe import DistillRecipe
+from tad.trajectories.recipe import CollectRecipe
+
+Positive = Annotated[int, Field(gt=0)]
+Values = dict[str, Any]
+NEVER = 10**9  # steps
+_CONFIDENCES = ("confidence", "hierarchy", "credit")
+
+
+class WindowSection(Recipe):
+    """How the decay of confidence is measured. Trajectories are taken evenly over the store."""
+
+    limit: Positive = 256
+    states: Positive = 8
+    distances: Positive | None = None
+    """The longest distance measured, default half of the canvas. A window whose level is not reached within it is this."""
+    batch_size: Positive = 16
+
+
+class EvaluateSection(Recipe):
+    """Which questions are asked, and at which thresholds."""
+
+    tasks: list[EvalTask] = Field(min_length=1)
+    gen_length: Positive | None = None
+    """Default: that of the trajectories."""
+    batch_size: Positive = 16
+    thresholds: dict[str, list[float]] = Field(default_factory=dict)
+    """By kind of rule, `entropy` or `confidence`, in place of the grids of `tad eval --sweep`."""
+    settings: Values = Field(default_factory=dict)
+    """Parameters that all decoders share, such as `block`."""
+    graders: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> EvaluateSection:
+        for kind in self.thresholds:
+            if kind not in ("entropy", "confidence"):
+                raise ValueError(f"thresholds are given for entropy and confidence, not for '{kind}'")
+        return self
+
+    def grid(self, decoder: str, family: str, settings: Values | None = None) -> list[float] | None:
+        """Thresholds for a decoder; None for its default grid."""
+        rule = describe(get_decoder(decoder, family, **{**self.settings, **(settings or {})}))["rule"]
+        return self.thresholds.get("confidence" if rule in _CONFIDENCES else rule)
+
+    def plan(self, decoder: str, family: str, gen_length: int, settings: Values) -> list[Setting]:
+        """The runs of a method: one token at a time, then its grid."""
+        every = {**self.settings, **settings}
+        return plan(decoder, family, gen_length, every, self.grid(decoder, family, settings))
+
+
+class ModelRecipe(Recipe):
+    """What a chain and a study have in common."""
+
+    name: str
+    model: str
+    device: str | None = None
+    dtype: str | None = None
+    """Of collecting and decoding; default: the checkpoint's own. Training has `distill.precision`."""
+    data_dir: str | None = None
+    collect: Values
+    window: WindowSection = WindowSection()
+    distill: Values = Field(default_factory=dict)
+    """What all students share."""
+    evaluate: EvaluateSection
+
+    def collect_recipe(self, changes: Values | None = None) -> CollectRecipe:
+        values = {**self.collect, **(changes or {})}
+        return parse_recipe(CollectRecipe, self._placed(values), where=f"{self.name}: collect")
+
+    def distill_recipe(self, name: str, store: str, changes: Values, **filled: Any) -> DistillRecipe:
+        values: Values = {"report_to": [], **lay_over(self.distill, changes), **filled}
+        values |= {"name": name, "model": self.model, "trajectories": [store]}
+        if self.device is not None:
+            values.setdefault("device", self.device)
+        return parse_recipe(DistillRecipe, values, where=f"{self.name}: distill of '{name}'")
+
+    def eval_recipe(
+        self, tasks: list[EvalTask], decoder: str = "tad", settings: Values | None = None
+    ) -> EvalRecipe:
+        section = self.evaluate
+        values = {
+            "tasks": [task.model_dump() for task in tasks],
+            "decoder": decoder,
+            "settings": section.settings if settings is None else settings,
+            "gen_length": section.gen_length or self.collect_recipe().gen_length,
+            "batch_size": section.batch_size,
+            "graders": section.graders,
+        }
+        return parse_recipe(EvalRecipe, self._placed(values), where=f"{self.name}: evaluate")
+
+    def _placed(self, values: Values) -> Values:
+        """With model and machine, which the sections leave out."""
+        where = {"model": self.model, "device": self.device, "dtype": self.dtype, "data_dir": self.data_dir}
+        for key in where:
+            if key in values:
+                raise TadError(f"{self.name}: '{key}' stands at the top of the recipe, not in a section")
+        return {**values, **where}
+
+
+class RunRecipe(ModelRecipe):
+    """Everything `tad run` needs."""
+
+    students: dict[str, Values] = Field(min_length=1)
+    """Name -> what is special about its training."""
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Students that are there already, by name, to be evaluated beside the others."""
+    decoders: list[str] = Field(default=["fast-dllm"])
+    """Of the base, beside one token at a time."""
+    student_decoders: list[str] = Field(default=["tad"], min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> RunRecipe:
+        for name in (*self.students, *self.adapters):
+            if not name.replace("-", "").replace("_", "").isalnum() or name == "base":
+                raise ValueError(
+                    f"'{name}' names a directory: letters, digits, - and _ only, and 'base' is taken"
+                )
+        for name in self.adapters:
+            if name in self.students:
+                raise ValueError(f"'{name}' is both a student to train and an adapter that is there")
+        return self
+
+    def check(self) -> None:
+        """Parse every section now, so that nothing is refused after an hour."""
+        self.collect_recipe()
+        for name, values in self.students.items():
+            self.distill_recipe(name, "store", values)
+        self.eval_recipe(self.evaluate.tasks)
+
+
+class Method(Recipe):
+    """A row of a table: how a student is trained (or that none is) and how it decodes."""
+
+    title: str | None = None
+    like: str | None = None
+    """Another method whose fields are taken where this one has none; sections are laid over each other."""
+    store: str | None = None
+    """The trajectories it is trained on; without them the base itself is decoded."""
+    distill: Values = Field(default_factory=dict)
+    decoder: str | None = None
+    """Default: tad."""
+    settings: Values = Field(default_factory=dict)
+    """Parameters of the decoder, other than what the grid sets."""
+    seeds: list[int] | None = None
+    vary: dict[str, list[Any]] = Field(default_factory=dict)
+    """Dotted field -> values: one method for each combination, named NAME/field=value,..."""
+    absent: str | None = None
+    """Why this row has no numbers: it is shown, and nothing is run."""
+
+
+class TableSection(Recipe):
+    """A named group of methods."""
+
+    title: str
+    methods: list[str] = Field(min_length=1)
+    """Names, or patterns such as `windows/*`, in the order of the rows."""
+    seeds: list[int] | None = None
+    """Those of the study by default; a method's own come first."""
+    note: str | None = None
+
+
+class TuningSection(Recipe):
+    """Trials on problems that are not the test's. Every method gets the same number of them."""
+
+    tasks: list[EvalTask] = Field(min_length=1)
+    seed: int = 0
+    trials: list[Values] = Field(default_factory=list)
+    """Changes of `distill`, for the methods that have no list of their own."""
+    methods: dict[str, list[Values] | None]
+    """Which methods are tuned; null: with `trials`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TuningSection:
+        counts = {name: len(self.trials_of(name)) for name in self.methods}
+        if len(set(counts.values())) > 1 or 0 in counts.values():
+            raise ValueError(f"every method gets the same number of trials, at least one; here: {counts}")
+        if any(task.split in (None, "test") for task in self.tasks):
+            raise ValueError("tuning needs a split that is not the test's, such as split: validation")
+        return self
+
+    def trials_of(self, method: str) -> list[Values]:
+        return self.methods[method] or self.trials
+
+
+class StudyRecipe(ModelRecipe):
+    """Everything `tad study` needs."""
+
+    seeds: list[int] = Field(default=[0], min_length=1)
+    stores: dict[str, Values]
+    """Name -> what is special about its collection."""
+    validation: str | None = None
+    """A store whose held-out loss is logged at the start and the end of every training."""
+    tuning: TuningSection | None = None
+    methods: dict[str, Method]
+    tables: dict[str, TableSection]
+    base: str = "base"
+    """The method, decoded one token at a time, that differences are taken to."""
+    rival: str | None = None
+    """A method that speeds are also compared with."""
+    below: float = 1.5
+    """Points under the base's accuracy at which speeds are compared, in tables and in tuning."""
+    keep: list[str] = Field(default_factory=list)
+    """Patterns of methods whose adapters are carried along when a study is packed."""
+
+
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
+    """`below` with the fields of `above`; see the module."""
+    found: Values = dict(below)
+    for key, value in above.items():
+        under = found.get(key)
+        same = isinstance(under, Mapping) and isinstance(value, Mapping)
+        if same and value.get("name", under.get("name")) == under.get("name"):  # type: ignore[union-attr]
+            found[key] = lay_over(under, value)  # type: ignore[arg-type]
+        else:
+            found[key] = value
+    return found
+
+
+def set_field(values: Values, dotted: str, value: Any) -> Values:
+    """A copy of nested values with one field changed."""
+    name, _, rest = dotted.partition(".")
+    inner = values.get(name)
+    changed = set_field(inner if isinstance(inner, dict) else {}, rest, value) if rest else value
+    return {**values, name: changed}

@@ -1,0 +1,234 @@
+"""`tad run`: every stage leaves its directory, is passed over when complete, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from study_world import Listener, run_recipe
+from typer.testing import CliRunner
+
+import tad
+from tad.cli import app
+from tad.errors import TadError
+from tad.evaluation import Results
+from tad.evaluation.study import Chain
+from tad.evaluation.study.recipe import lay_over
+from tad.evaluation.study.workbench import Workbench, explain_windows
+from tad.training.distill import distill
+from tad.trajectories.window import Decay, Window, WindowReport
+
+WORK = ("collect", "window", "distill", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def done(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
+    out, watch = tmp_path_factory.mktemp("chain"), Listener()
+    assert Chain(run_recipe(world), out, watch).run(WORK)
+    return out, watch
+
+
+def test_every_stage_leaves_its_directory(world: Path, done: tuple[Path, Listener]) -> None:
+    out = done[0]
+    assert (out / "trajectories" / "window.json").is_file()
+    for name in ("quality", "speed"):
+        assert tad.load(world / "llada", adapter=out / "students" / name / "adapter", device="cpu").peft
+        assert not list((out / "students" / name).glob("checkpoint-*"))
+    assert sorted(path.name for path in (out / "evaluation").iterdir()) == ["base", "quality", "speed"]
+    assert {path.suffix for path in (out / "tables").iterdir()} == {".md", ".csv", ".json"}
+
+
+def test_the_table_has_base_rival_and_students_on_the_same_problems(done: tuple[Path, Listener]) -> None:
+    rows = json.loads((done[0] / "tables" / "main.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["base", "base, fast-dllm", "quality, tad", "speed, tad"]
+    assert {row["numbers"]["n"] for row in rows} == {12}
+    base = Results.open(done[0] / "evaluation" / "base" / "one-by-one,block=8").rows()
+    right = 100 * sum(bool(row.correct) for row in base) / len(base)
+    assert rows[0]["numbers"]["accuracy"]["mean"] == pytest.approx(right)
+    assert rows[0]["numbers"]["to_base"] == {"value": 0.0, "interval": [0.0, 0.0]}
+
+
+def test_a_complete_chain_does_nothing_again(
+    world: Path, done: tuple[Path, Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("done again")
+
+    monkeypatch.setattr("tad.evaluation.study.workbench.distill", never)
+    monkeypatch.setattr("tad.evaluation.run.decode", never)
+    monkeypatch.setattr("tad.trajectories.collect.roll_out", never)
+    monkeypatch.setattr("tad.evaluation.study.chain.measure_window", never)
+    watch = Listener()
+    assert Chain(run_recipe(world), done[0], watch).run(WORK)
+    assert sum("trained before" in line for line in watch.lines) == 2
+
+
+def test_a_chain_stopped_anywhere_goes_on_to_the_same_rows(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    calls, stop = 0, 1
+    while not Chain(run_recipe(world), tmp_path, Listener(stop)).run(WORK):
+        calls, stop = calls + 1, stop + 3
+        assert calls < 20
+    assert calls >= 2
+    for path in (done[0] / "evaluation").rglob("rows.jsonl"):
+        mine = Results.open(tmp_path / path.relative_to(done[0]).parent).rows()
+        theirs = Results.open(path.parent).rows()
+        assert [(row.id, row.ids, row.steps) for row in mine] == [
+            (row.id, row.ids, row.steps) for row in theirs
+        ]
+
+
+def test_training_that_was_stopped_is_resumed(world: Path, tmp_path: Path) -> None:
+    recipe = run_recipe(world)
+    chain = Chain(recipe, tmp_path)
+    chain.run(("collect", "window"))
+    first = recipe.distill_recipe("quality", str(chain.store), recipe.students["quality"])
+    distill(first, chain.student("quality"), stop_at=2, quiet=True)
+    assert list(chain.student("quality").glob("checkpoint-2"))
+    assert chain.run(("distill",))
+    log = (chain.student("quality") / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"collect": {"seed": 7}}, "holds trajectories of another run: recipe.seed"),
+        ({"distill": {"learning": {"lr": 0.5}}}, "was trained with learning="),
+        ({"evaluate": {"gen_length": 32}}, "holds another run: gen_length"),
+    ],
+)
+def test_a_directory_of_another_recipe_is_refused(
+    world: Path, done: tuple[Path, Listener], changes: dict, message: str
+) -> None:
+    with pytest.raises(TadError, match=message):
+        Chain(run_recipe(world, **changes), done[0]).run(WORK)
+
+
+def test_stages_in_the_wrong_order_say_which_one_is_missing(world: Path, tmp_path: Path) -> None:
+    chain = Chain(run_recipe(world), tmp_path)
+    with pytest.raises(TadError, match="run the stage 'collect' first"):
+        chain.run(("window",))
+    with pytest.raises(TadError, match="run the stage 'distill' first"):
+        chain.run(("evaluate",))
+    with pytest.raises(TadError, match="stage 'destill' is not known"):
+        chain.run(("destill",))
+
+
+def test_two_processes_do_not_share_a_directory(world: Path, tmp_path: Path) -> None:
+    from tad.evaluation.files import writing
+
+    with writing(tmp_path), pytest.raises(TadError, match="another process is writing"):
+        Chain(run_recipe(world), tmp_path).run()
+
+
+def test_an_adapter_that_is_there_is_evaluated_beside_the_others(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    recipe = run_recipe(
+        world,
+        students={"quality": {"objective": {"name": "tad", "window": 2}}},
+        adapters={"ready": str(done[0] / "students" / "speed" / "adapter")},
+    )
+    recipe = recipe.model_copy(update={"students": {"quality": {"objective": {"name": "tad", "window": 2}}}})
+    chain = Chain(recipe, tmp_path)
+    assert chain.run(WORK)
+    for name in ("one-by-one,block=8", "tad,threshold=0.5,block=8"):
+        mine = Results.open(tmp_path / "evaluation" / "ready" / name)
+        theirs = Results.open(done[0] / "evaluation" / "speed" / name)
+        assert mine.meta.adapter == theirs.meta.adapter
+        assert [row.ids for row in mine.rows()] == [row.ids for row in theirs.rows()]
+    assert [row.method for row in chain.table().rows][-1] == "ready, tad"
+
+
+def test_the_base_comes_back_from_training_as_it_was(world: Path, tmp_path: Path) -> None:
+    recipe = run_recipe(world)
+    chain = Chain(recipe, tmp_path)
+    chain.run(("collect", "window"))
+    bench = Workbench(recipe.model, "cpu")
+    before = {name: value.clone() for name, value in bench.base().model.named_parameters()}
+    values = recipe.distill_recipe(
+        "speed", str(chain.store), {**recipe.students["speed"], "precision": "bf16"}
+    )
+    bench.train(values, tmp_path / "student")
+    after = dict(bench.base().model.named_parameters())
+    assert set(before) == set(after)
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def report_of(crossings: dict[str, float]) -> WindowReport:
+    decay = Decay([0.9, 0.6, 0.4], [0.9] * 3, [0.9] * 3, [5] * 3, 4, 8, False)
+    windows = {
+        name: Window(level, crossing, 3 if crossing != crossing else round(crossing), 1.0, 3.0)
+        for (name, crossing), level in zip(crossings.items(), (0.5, 0.2), strict=True)
+    }
+    return WindowReport("teacher", "m", decay, decay, windows)
+
+
+def test_a_window_that_is_not_reached_is_said_with_its_stand_in() -> None:
+    lines = explain_windows(report_of({"quality": 2.4, "speed": float("nan")}))
+    assert "quality window 2: confidence falls to 0.5 after 2.4 steps" in lines[0]
+    assert "speed window 3: confidence does not fall to 0.2 within the 3 steps" in lines[1]
+    assert "it is 0.40 there" in lines[1]
+    assert len(lines) == 2
+
+
+def test_equal_windows_are_said() -> None:
+    lines = explain_windows(report_of({"quality": float("nan"), "speed": float("nan")}))
+    assert "the windows are equal" in lines[-1]
+
+
+def test_sections_are_laid_over_each_other_but_another_objective_replaces_the_first() -> None:
+    below = {"objective": {"name": "tad", "window": 8}, "learning": {"lr": 1, "steps": 2}}
+    above = {"learning": {"lr": 3}}
+    assert lay_over(below, above) == {
+        "objective": {"name": "tad", "window": 8},
+        "learning": {"lr": 3, "steps": 2},
+    }
+    assert lay_over(below, {"objective": {"window": 4}})["objective"] == {"name": "tad", "window": 4}
+    assert lay_over(below, {"objective": {"name": "sft"}})["objective"] == {"name": "sft"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"collect": {"blok": 3}}, "collect: unknown key 'blok'; did you mean 'block'"),
+        ({"distill": {"learning": {"lr": -1}}}, "distill of 'quality': 'learning.lr'"),
+        ({"collect": {"model": "x"}}, "'model' stands at the top of the recipe"),
+        ({"students": {"base": {}}}, "'base' is taken"),
+        ({"evaluate": {"thresholds": {"quota": [1.0]}}}, "not for 'quota'"),
+    ],
+)
+def test_bad_recipes_are_refused_before_anything_is_loaded(
+    world: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    with pytest.raises(TadError, match=message):
+        Chain(run_recipe(world, **changes), tmp_path)
+
+
+def test_the_command_prints_the_table_and_where_it_is(world: Path, tmp_path: Path) -> None:
+    import yaml
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(run_recipe(world).model_dump(mode="json", exclude_unset=True)))
+    out = tmp_path / "out"
+    words = ["run", str(file), "students={only: {objective: {name: tad, window: 2}}}", "--out", str(out)]
+    answer = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert answer.exit_code == 0
+    assert "only, tad" in answer.output
+    assert f"written: {out}" in answer.output
+    assert "== Collect" in answer.output
+    assert "report.html" in answer.output
+
+
+def test_the_command_says_how_to_go_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import yaml
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(run_recipe(world).model_dump(mode="json", exclude_unset=True)))
+    monkeypatch.setattr("tad.cli.run.Watch.stopping", lambda _: True)
+    answer = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "out")])
+    assert answer.exit_code == 130
+    assert f"go on with: tad run {file} --out {tmp_path / 'out'}" in answer.output
