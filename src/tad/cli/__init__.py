@@ -29,6 +29,7 @@ ROOMS = (
     "train",
     "evaluate",
     "harness",
+    "run",
     "report",
     "serve",
     "chat",
