@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -295,11 +296,16 @@ def test_examples_come_with_nano_models_only(
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "<|mdm_mask|>"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
+        ({"stop": ["\ud800"]}, "stop.0"),
         ({"model": 3}, "model"),
     ],
 )  # fmt: skip
 def test_a_field_that_does_not_fit_is_refused_by_name(server: Live, fields: dict, param: str) -> None:
-    response = server.client().post("/v1/chat/completions", json={**server.body(), **fields})
+    content = json.dumps({**server.body(), **fields})  # escapes what UTF-8 cannot carry
+    response = server.client().post(
+        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
     error = response.json()["error"]
     assert response.status_code == 400, error
     assert error["param"] == param

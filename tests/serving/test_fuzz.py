@@ -92,7 +92,7 @@ def broken_bodies(server: Live, number: int) -> Iterator[bytes]:
     raw = [
         b"", b"null", b"[]", b"1", b'"x"', b"{", b"}", b"{}{}", b"\xff\xfe\x00", b"\xef\xbb\xbf{}", b"NaN", b"{'a': 1}",
         b'{"temperature": NaN}', b'{"seed": ' + b"9" * 6000 + b"}", b'{"max_tokens": 1e400}', b'{"a":1,"a":2}',
-        b"\x00" * 100, b'{"model": "\\ud800"}', b'{"\\ud800": 1}', b'{"max_tokens": 1E2}',
+        b"\x00" * 100, b'{"model": "\\ud800"}', b'{"\\ud800": 1}', b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', b'{"max_tokens": 1E2}',
     ]  # fmt: skip
     yield from [*nested, *raw][:number]
     for _ in range(number - len(nested) - len(raw)):

@@ -6,7 +6,7 @@ all of it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
@@ -45,7 +45,7 @@ PAGE = {
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
-_STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def create_app(lm: LM, settings: Settings | None = None) -> FastAPI:
@@ -178,7 +178,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_fields(request: Request, error: RequestValidationError) -> Response:
-        message, param = explain(error.errors()[0])
+        message, param = explain(error.errors())
         return JSONResponse(error_body(400, message, param), 400)
 
     @app.exception_handler(HTTPException)
@@ -192,8 +192,11 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(error_body(500, "the server failed; its log says why"), 500)
 
 
-def explain(problem: Any) -> tuple[str, str | None]:
-    """One line on what is wrong with a body, and the field's name."""
+def explain(problems: Sequence[Any]) -> tuple[str, str | None]:
+    """One line on what is wrong with the first bad field of a body, and its name."""
+    # A field of several possible types has a problem with each of them; the deepest is with the one that was meant.
+    same = [one for one in problems if one["loc"][:2] == problems[0]["loc"][:2]]
+    problem = max(same, key=lambda one: len(one["loc"]))
     *place, last = problem["loc"]
     kind, said = problem["type"], str(problem["msg"])
     if kind == "json_invalid":

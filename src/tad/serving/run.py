@@ -80,6 +80,7 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         ws="none",
         lifespan="on",
         # The engine ends what is left after the grace; the rest is for handing those errors over.

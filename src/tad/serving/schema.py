@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+def _check_text(text: str) -> str:
+    """JSON's escapes can write half a surrogate pair, which is no character and which no tokenizer takes."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("half of a surrogate pair is not text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 
 
 class _Request(BaseModel):
@@ -15,12 +24,12 @@ class _Request(BaseModel):
 
 class TextPart(_Request):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(_Request):
     role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
 
     @property
     def text(self) -> str:
@@ -34,7 +43,7 @@ class StreamOptions(_Request):
 class GenerationRequest(_Request):
     """What both kinds of request have."""
 
-    model: str
+    model: Text
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -45,7 +54,7 @@ class GenerationRequest(_Request):
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    decoder: str | None = None
+    decoder: Text | None = None
     threshold: Annotated[float, Field(ge=0)] | None = None
     adapter: bool | None = None
     reveals: bool | None = None
@@ -69,7 +78,7 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
+    prompt: Annotated[Text, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
 
 
 class Usage(BaseModel):
