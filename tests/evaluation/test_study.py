@@ -1,0 +1,327 @@
+"""`tad study`: cells are named by what decides them, done once, shared, and shown with what they rest on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from study_world import Listener, study_recipe, study_values
+from typer.testing import CliRunner
+
+from tad.cli import app
+from tad.errors import TadError
+from tad.evaluation import Results
+from tad.evaluation.study import Study
+from tad.evaluation.study.answers import grade_missing
+from tad.evaluation.study.cells import Base, Hashes, resolve_methods
+from tad.evaluation.study.numbers import read_numbers
+from tad.evaluation.study.plan import DONE, MISSING, TRAINED, UNGRADED, WAITING
+
+BASE = Base("model", "tokenizer", "llada", "float32")
+
+
+@pytest.fixture(scope="module")
+def done(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
+    out, watch = tmp_path_factory.mktemp("study"), Listener()
+    assert Study(study_recipe(world), out, watch).run()
+    return out, watch
+
+
+# Methods and hashes
+
+
+def test_varied_and_inherited_methods_are_written_out(world: Path) -> None:
+    found = resolve_methods(study_recipe(world))
+    assert list(found) == [
+        "base",
+        "fast-dllm",
+        "tad",
+        "windows/window=1",
+        "windows/window=all",
+        "plain",
+        "cached",
+        "v2",
+    ]
+    assert found["windows/window=1"].distill() == {"objective": {"name": "tad", "window": 1}}
+    assert found["plain"].distill() == {"objective": {"name": "tad", "window": 2, "teacher": "plain"}}
+    assert (found["plain"].store, found["cached"].store, found["base"].store) == ("plain", "teacher", None)
+    assert found["v2"].absent
+
+
+def test_a_trial_stands_between_the_tuned_method_and_what_is_changed_in_its_like(world: Path) -> None:
+    recipe = study_recipe(
+        world,
+        tuning={
+            "tasks": [{"name": "x", "split": "validation"}],
+            "trials": [{"objective": {"window": 5, "lambda": 9.0}}],
+            "methods": {"tad": None},
+        },
+    )
+    found = resolve_methods(recipe)
+    trial = {"objective": {"window": 5, "lambda": 9.0}}
+    assert found["tad"].distill(trial)["objective"] == {"name": "tad", "window": 5, "lambda": 9.0}
+    assert found["windows/window=1"].distill(trial)["objective"] == {
+        "name": "tad",
+        "window": 1,
+        "lambda": 9.0,
+    }
+    assert found["windows/window=1"].tuned_as == "tad"
+    assert found["base"].tuned_as is None
+
+
+def cell_hashes(world: Path, base: Base = BASE, **changes: object) -> dict[str, str | None]:
+    study = Study(study_recipe(world, **changes), world / "nowhere")
+    hashes = Hashes(study.recipe, base)
+    cell = study.cell("tad", 0)
+    assert cell is not None
+    return {
+        "store": hashes.store("teacher"),
+        "student": hashes.student(cell),
+        "answers": hashes.answers(cell),
+        "cell": hashes.cell(cell),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({"collect": {"seed": 3}}, {"store", "student", "answers", "cell"}),
+        ({"window": {"states": 3}}, {"store", "student", "answers", "cell"}),
+        ({"distill": {"learning": {"steps": 4}}}, {"student", "answers", "cell"}),
+        ({"dtype": "bf16"}, {"store", "student", "answers", "cell"}),
+        ({"evaluate": {"gen_length": 24}}, {"answers", "cell"}),
+        ({"evaluate": {"thresholds": {"entropy": [0.5]}}}, {"cell"}),
+        ({"evaluate": {"batch_size": 3}}, set()),
+        ({"collect": {"batch_size": 3}}, set()),
+        ({"distill": {"batch": {"micro": 2}}}, set()),
+        ({"device": "cuda", "name": "other", "seeds": [5]}, set()),
+    ],
+)
+def test_a_change_makes_new_what_it_decides_and_nothing_else(
+    world: Path, changes: dict, changed: set[str]
+) -> None:
+    before, after = cell_hashes(world), cell_hashes(world, **changes)
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_another_base_or_seed_is_another_cell(world: Path) -> None:
+    before, after = cell_hashes(world), cell_hashes(world, Base("other", "tokenizer", "llada", "float32"))
+    assert not set(before.values()) & set(after.values())
+    study = Study(study_recipe(world), world / "nowhere")
+    hashes = Hashes(study.recipe, BASE)
+    assert len({hashes.student(study.cell("tad", seed)) for seed in (0, 1)}) == 2
+
+
+# Work
+
+
+def test_cells_share_stores_students_and_first_runs(done: tuple[Path, Listener]) -> None:
+    out, watch = done
+    assert len(list((out / "stores").iterdir())) == 1  # nothing in the tables trains on the other one
+    assert len(list((out / "students").iterdir())) == 4  # tad twice, two windows
+    assert len(list((out / "answers").iterdir())) == 5  # base and fast-dllm are one model's answers
+    assert sum(name.startswith("one-by-one") for name in watch.settings) == 5
+
+
+def test_a_second_call_has_nothing_left_to_do(world: Path, done: tuple[Path, Listener]) -> None:
+    watch = Listener()
+    assert Study(study_recipe(world), done[0], watch).run()
+    assert (watch.stages, watch.settings) == ([], [])
+
+
+def test_another_decoder_of_the_same_student_trains_nothing(world: Path, done: tuple[Path, Listener]) -> None:
+    recipe = study_recipe(world, tables={"cached": {"title": "Cached", "methods": ["cached"]}})
+    watch = Listener()
+    assert Study(recipe, done[0], watch).run()
+    assert watch.stages == []
+    assert watch.settings == [f"tad-cached,threshold={value},block=8" for value in (0.5, 3.0)]
+
+
+def test_rows_are_kept_without_what_no_table_needs(done: tuple[Path, Listener]) -> None:
+    runs = [Results.open(path.parent) for path in (done[0] / "answers").rglob("rows.jsonl")]
+    assert all(run.is_complete() for run in runs)
+    for row in runs[0].rows():
+        assert (row.prompt, row.ids, row.steps) == ("", [], [])
+        assert row.text
+        assert row.correct is not None
+
+
+def test_a_study_stopped_anywhere_goes_on_to_the_same_numbers(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    calls, stop = 0, 1
+    while not Study(study_recipe(world), tmp_path, Listener(stop)).run():
+        calls, stop = calls + 1, stop + 6
+        assert calls < 20
+    assert calls >= 2
+    for path in (done[0] / "answers").rglob("rows.jsonl"):
+        folder = path.parent.relative_to(done[0])
+        if not folder.name.startswith("tad-cached"):
+            mine, theirs = (read_numbers(one / folder) for one in (tmp_path, done[0]))
+            assert np.array_equal(mine.correct, theirs.correct)
+            assert np.array_equal(mine.forwards, theirs.forwards)
+
+
+def test_only_limits_the_work_to_tables_or_methods(world: Path, tmp_path: Path) -> None:
+    study = Study(study_recipe(world), tmp_path)
+    assert study.run(only=["base"])
+    assert [(one.method, one.state) for one in study.entries() if one.table == "main"] == [
+        ("base", DONE),
+        ("fast-dllm", MISSING),
+        ("tad", MISSING),
+        ("tad", MISSING),
+    ]
+    assert {one.table for one in study.entries(only=["windows"])} == {"windows"}
+    rows = {row.method: row for row in study.tables()[0].rows}
+    assert rows["tad"].state == "not run yet"
+    assert rows["base"].numbers is not None
+
+
+def test_nothing_is_begun_that_would_end_too_late(world: Path, tmp_path: Path) -> None:
+    watch = Listener()
+    study = Study(study_recipe(world), tmp_path, watch)
+    assert not study.run(minutes=0)
+    assert watch.settings == []
+    (tmp_path / "timings.jsonl").write_text(
+        "".join(
+            json.dumps({"kind": kind, "what": "x", "seconds": 100}) + "\n"
+            for kind in ("answer", "train", "collect")
+        )
+    )
+    assert not study.run(minutes=1)
+    assert "base would take about 100 s, which is more than is left" in watch.lines
+    assert [one.seconds for one in study.entries(["main"])] == [100, 300, 500, 500]
+
+
+def test_a_study_of_another_base_is_refused(world: Path, done: tuple[Path, Listener], tmp_path: Path) -> None:
+    record = json.loads((done[0] / "study.json").read_text())
+    record["base"]["model"] = "another"
+    (tmp_path / "study.json").write_text(json.dumps(record))
+    with pytest.raises(TadError, match="is a study of another base"):
+        Study(study_recipe(world), tmp_path).run()
+
+
+def test_what_cannot_be_graded_here_is_graded_later(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study(study_recipe(world), tmp_path, watch := Listener())
+    with monkeypatch.context() as patch:
+        patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+        assert study.run(only=["base"])
+    assert any("cannot be graded here" in line for line in watch.lines)
+    entry = study.entries(["base"])[0]
+    assert entry.state == UNGRADED
+    table = study.tables()[0]
+    assert table.bar is None
+    assert "no verdicts yet" in (tmp_path / "tables" / "main.md").read_text()
+    later = Study(study_recipe(world), tmp_path)
+    assert later.run(only=["base"])
+    assert later.entries(["base"])[0].state == DONE
+    folder = later.answers_folder(later.cell("base", None)) / "one-by-one,block=8"
+    theirs = Study(study_recipe(world), done[0])
+    other = theirs.answers_folder(theirs.cell("base", None)) / "one-by-one,block=8"
+    assert np.array_equal(read_numbers(folder).correct, read_numbers(other).correct)
+    assert grade_missing(folder, later.hashes.questions(later.recipe.evaluate.tasks), {"x"}) == 0
+
+
+def test_a_student_without_answers_is_seen_as_trained(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    import shutil
+
+    shutil.copytree(done[0], tmp_path / "copy")
+    study = Study(study_recipe(world), tmp_path / "copy")
+    shutil.rmtree(study.answers_folder(study.cell("tad", 1)))
+    assert {one.seed: one.state for one in study.entries(["tad"])} == {0: DONE, 1: TRAINED}
+
+
+# Tuning
+
+
+def tuned(world: Path, **changes: object) -> dict:
+    task = {"name": f"jsonl:{world / 'questions.jsonl'}", "split": "all", "limit": 6}
+    section = {
+        "tasks": [task],
+        "trials": [{"learning": {"lr": 1e-4}}, {"learning": {"lr": 1.0}}],
+        "methods": {"tad": None},
+    }
+    return {"tuning": section | changes}
+
+
+def test_trials_come_first_and_the_best_one_is_taken_over_by_its_likes(world: Path, tmp_path: Path) -> None:
+    recipe = study_recipe(world, seeds=[0], **tuned(world))
+    study = Study(recipe, tmp_path)
+    states = {(one.table, one.method): one.state for one in study.entries()}
+    assert states["main", "tad"] == WAITING
+    assert states["windows", "windows/window=1"] == WAITING
+    assert states["tuning", "tad"] == MISSING
+    assert study.run()
+    trials = json.loads((tmp_path / "tables" / "tuning.json").read_text())
+    assert [trial["number"] for trial in trials] == [0, 1]
+    best = max(trials, key=lambda trial: trial["score"])
+    assert best["chosen"]
+    assert sum(trial["chosen"] for trial in trials) == 1
+    for name in ("tad", "windows/window=1"):
+        assert study.cell(name, 0).changes["learning"] == best["changes"]["learning"]
+    text = (tmp_path / "tables" / "tuning.md").read_text()
+    assert "2 trials for each method" in text
+    runs = [Results.open(path.parent).meta for path in (tmp_path / "answers").rglob("eval.json")]
+    assert {run.planned for run in runs} == {6, 12}
+
+
+def test_tuning_is_fair_and_never_on_the_test_split(world: Path) -> None:
+    two = {"learning": {"lr": 1.0}}
+    with pytest.raises(TadError, match="the same number of trials"):
+        study_recipe(world, **tuned(world, methods={"tad": None, "plain": [two, two, two]}))
+    with pytest.raises(TadError, match="a split that is not the test's"):
+        study_recipe(world, **tuned(world, tasks=[{"name": "nano-word"}]))
+
+
+# Bad recipes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {"tad": {"store": "nowhere"}}}, "'nowhere' is not one of the stores: teacher, plain"),
+        ({"methods": {"plain": {"like": "tda"}}}, "like: 'tda' is not one of the methods"),
+        ({"methods": {"tad": {"like": "plain"}}}, "is like itself"),
+        ({"tables": {"main": {"methods": ["nothing*"]}}}, "'nothing\\*' is none of the methods"),
+        ({"base": "tad"}, "'tad' should be one of the methods, without a store"),
+        ({"validation": "nowhere"}, "'nowhere' is not one of the stores"),
+        ({"methods": {"tad": {"distill": {"learning": {"lr": -1}}}}}, "'learning.lr'"),
+        ({"collect": {"order": "best"}}, "collect: 'order'"),
+    ],
+)
+def test_bad_studies_are_refused_before_anything_is_loaded(
+    world: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    with pytest.raises(TadError, match=message):
+        Study(study_recipe(world, **changes), tmp_path)
+
+
+# The command
+
+
+def test_the_command_lists_runs_and_writes_tables(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study_values(world)))
+    words = ["study", str(file), "--out", str(done[0])]
+    listed = CliRunner().invoke(app, [*words, "--list"], catch_exceptions=False)
+    assert "windows/window=all" in listed.output
+    assert "6 of 6 cells are decoded" in listed.output
+    ran = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert ran.exit_code == 0
+    assert "| Fast-dLLM v2 |" in ran.output
+    assert "another base model; not built" in ran.output
+    rows = list(csv.DictReader((done[0] / "tables" / "main.csv").open()))
+    assert {row["method"] for row in rows} == {"base", "fast-dllm", "tad", "v2"}
+    late = CliRunner().invoke(app, ["study", str(file), "--out", str(tmp_path / "new"), "--minutes", "0"])
+    assert late.exit_code == 0
+    assert f"not complete; go on with: tad study {file} --out {tmp_path / 'new'}" in late.output
