@@ -59,10 +59,7 @@ class Store:
     summary: StoreSummary
     confidence: Confidence
     window: WindowReport | None
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
+    name: str  # the directory's, with as many parents as tell stores apart
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,21 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
                 _take(folder, found)
         if len(seen) == before:
             found.notes.append(f"{given}: holds nothing that tad's commands have left")
+    names = tell_apart([store.folder for store in found.stores])
+    found.stores = [replace(store, name=name) for store, name in zip(found.stores, names, strict=True)]
     return found
+
+
+def tell_apart(folders: Sequence[Path]) -> list[str]:
+    """The directories' names, each with as many parents as it takes to be the only one of its name."""
+    parts = [folder.resolve().parts for folder in folders]
+    names = []
+    for own in parts:
+        depth = 1
+        while sum(other[-depth:] == own[-depth:] for other in parts) > 1 and depth < len(own):
+            depth += 1
+        names.append("/".join(own[-depth:]))
+    return names
 
 
 def walk(folder: Path) -> Iterator[Path]:
@@ -181,7 +192,7 @@ def read_store(folder: Path, notes: list[str]) -> Store:
     window = _read_window(folder / WINDOW)
     if window is None:
         notes.append(f"{folder}: no window has been measured; run 'tad window {folder} --model MODEL'")
-    return Store(folder, store.meta, summary, measure_confidence(store), window)
+    return Store(folder, store.meta, summary, measure_confidence(store), window, folder.name)
 
 
 def measure_confidence(store: TrajectoryStore) -> Confidence:

@@ -48,6 +48,7 @@ class Look:
 
 
 FIRST_LOOK = Look("ink", "D")
+STUDENT_FIRST_LOOK = Look("ink", "D", hollow=True)
 _MARKERS = "os^vPX"
 
 

@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tad.evaluation.curves import Question
 from tad.evaluation.report.data import Store, Training
+from tad.evaluation.report.names import BASE
 from tad.evaluation.report.palette import LIGHT, Look
 from tad.evaluation.report.scores import POOLED, Board, Line, Method, deviation
 from tad.evaluation.report.svg import fit_for_page
@@ -30,9 +31,9 @@ from tad.evaluation.report.svg import fit_for_page
 WIDTH, HEIGHT = 4.5, 3.2  # inches, at 72 to the inch
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
-    "font.size": 9.5,
+    "font.size": 10,
     "axes.titlesize": 10,
-    "axes.labelsize": 9.5,
+    "axes.labelsize": 10,
     "axes.titlelocation": "left",
     "axes.titlepad": 8,
     "axes.edgecolor": LIGHT["quiet"],
@@ -48,12 +49,12 @@ _STYLE: Any = {
     "grid.linewidth": 0.6,
     "xtick.color": LIGHT["quiet"],
     "ytick.color": LIGHT["quiet"],
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
     "text.color": LIGHT["ink"],
     "lines.linewidth": 1.6,
     "legend.frameon": False,
-    "legend.fontsize": 9,
+    "legend.fontsize": 9.5,
     "svg.fonttype": "none",
     "text.parse_math": False,  # names may hold dollar signs
 }
@@ -203,12 +204,12 @@ def _draw_base(axes: Axes, board: Board, question: Question, looks: Mapping[Meth
             linestyle="none",
             ecolor=LIGHT[look.colour],
             elinewidth=0.9,
-            zorder=5,
-            **_marker_style(look, hollow=line.method.model != "base"),
+            zorder=6 if line.method.model == BASE else 5,
+            **_marker_style(look),
         )
         for artist in (bars[0], *bars[2]):
             artist.set_gid(css_class(line.method))
-        if line.method.model == "base":
+        if line.method.model == BASE:
             axes.axhline(point.accuracy, color=LIGHT["quiet"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
 
 
@@ -252,27 +253,18 @@ def area_panel(board: Board, question: Question, looks: Mapping[Method, Look], n
                     axes.plot(line.curve.aup, place, "o", color=LIGHT["ink"], markersize=2.6)
             points = max(len(line.curve.points) for line in lines)
             axes.annotate(
-                f"{value:.0f}",
+                f"{value:.0f}, {points} {'point' if points == 1 else 'points'}",
                 (max(value, high), place),
                 (4, 0),
                 textcoords="offset points",
                 va="center",
-                fontsize=9,
-            )
-            axes.annotate(
-                f"{points} pts",
-                (0, place),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                color=LIGHT["raised"],
+                fontsize=9.5,
             )
         axes.set_yticks(range(len(ordered)), [method.label for method, _ in ordered])
         axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
         axes.grid(False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.set_xlim(0, 1.13 * max(max(_area(lines), _area_span(lines)[1]) for _, lines in ordered))
+        axes.set_xlim(0, 1.42 * max(max(_area(lines), _area_span(lines)[1]) for _, lines in ordered))
         axes.set_xlabel("AUP (area under accuracy, %, over TPF)")
 
     title, key = question_title(question), "/".join(question)
@@ -322,7 +314,17 @@ def decay_panel(store: Store, name: str) -> Panel | None:
             axes.fill_between(
                 distance, decay.low, decay.high, color=LIGHT[colour], alpha=0.18, linewidth=0, zorder=2
             )
-            axes.plot(distance, decay.mean, color=LIGHT[colour], label=label, zorder=3)
+            axes.plot(distance, decay.mean, color=LIGHT[colour], zorder=3)
+            high = decay.mean[-1] > 0.8  # no room above the end of the line
+            axes.annotate(
+                label,
+                (len(decay.mean), decay.mean[-1]),
+                (0, -14 if high else 7),
+                textcoords="offset points",
+                ha="right",
+                color=LIGHT[colour],
+                fontsize=9.5,
+            )
         for window_name, window in report.windows.items():
             colour = LIGHT[looks.get(window_name, "quiet")]
             reached = not math.isnan(window.crossing)
@@ -341,13 +343,12 @@ def decay_panel(store: Store, name: str) -> Panel | None:
                 va="top" if reached else "bottom",
                 ha="left" if reached else "right",
                 color=LIGHT["ink"],
-                fontsize=9,
+                fontsize=9.5,
             )
         axes.set_xlabel("steps until the teacher reveals the token")
         axes.set_ylabel("student's probability of it")
         axes.set_ylim(0, 1.02)
         axes.set_xlim(1, None)
-        axes.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
 
     windows = ", ".join(f"{key} window {window.window}" for key, window in report.windows.items())
     n = report.decay.trajectories
@@ -398,7 +399,7 @@ def teacher_panel(store: Store, name: str) -> Panel | None:
 # Training
 
 
-def loss_panel(runs: Sequence[Training], name: str) -> Panel | None:
+def loss_panel(runs: Sequence[Training], label: str, name: str) -> Panel | None:
     """Training runs that differ in their seed alone: loss, its terms, and held-out loss; None without any step."""
     if not any("loss" in line for run in runs for line in run.log):
         return None
@@ -436,9 +437,10 @@ def loss_panel(runs: Sequence[Training], name: str) -> Panel | None:
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("loss")
         axes.set_ylim(bottom=0 if smallest >= 0 else None)
-        axes.legend(loc="upper right")
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.legend(loc="best")
 
-    title = runs[0].name + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+    title = label + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
     last = next((line["loss"] for line in reversed(runs[0].log) if "loss" in line), math.nan)
     return Panel(name, title, f"Loss of {title} by optimizer step, {last:.3f} at the end", draw)
 

@@ -44,7 +44,7 @@ class Table:
 
 
 def _cells(*texts: str) -> list[Cell]:
-    return [Cell(text) for text in texts]
+    return [Cell("–" if text == "-" else text) for text in texts]
 
 
 def _group_title(board: Board, question: Question) -> str:
@@ -70,8 +70,7 @@ def main_table(board: Board, looks: Mapping[Method, Look], smoke: bool) -> Table
             "setting",
             "accuracy, %",
             "TPF",
-            "AUP",
-            "95 % interval",
+            "AUP (95 % interval)",
             *(f"TPF at base − {below:g}" for below in BELOW),
             "training seeds",
         ],
@@ -88,33 +87,38 @@ def main_table(board: Board, looks: Mapping[Method, Look], smoke: bool) -> Table
 
 def _method_row(board: Board, method: Method, lines: Sequence[Line], look: Look) -> list[Cell]:
     at = [line.curve.points[line.chosen(board.family)] for line in lines]
-    several = len(lines) > 1
-    if several:
+    if len(lines) > 1:
         accuracy = _mean_and_deviation([point.accuracy for point in at], 1)
         tpf = _mean_and_deviation([point.tpf for point in at], 2)
     else:
         accuracy, tpf = with_error(at[0].accuracy, at[0].se, 1), with_error(at[0].tpf, at[0].tpf_se, 2)
-    areas = [line.curve.aup for line in lines if line.curve.aup is not None]
-    area = "–" if not areas else _mean_and_deviation(areas, 1) if several else f"{areas[0]:.1f}"
-    span = lines[0].curve.aup_interval
-    reaches = [
-        ", ".join(dict.fromkeys(str(line.curve.reaches[i]).replace(">=", "≥") for line in lines))
-        if all(line.curve.reaches for line in lines) and not method.is_first
-        else "–"
-        for i in range(len(BELOW))
-    ]
     return [
         Cell(method.label, look),
-        *_cells(
-            _setting(at[0].setting),
-            accuracy,
-            tpf,
-            area,
-            f"{span[0]:.1f} to {span[1]:.1f}" if span and not several else "–",
-            *reaches,
-            _seeds([line.seed for line in lines]),
-        ),
+        *_cells(_setting(at[0].setting), accuracy, tpf),
+        _area(lines),
+        *_cells(*(_reached(lines, i) for i in range(len(BELOW))), _seeds([line.seed for line in lines])),
     ]
+
+
+def _area(lines: Sequence[Line]) -> Cell:
+    areas = [line.curve.aup for line in lines if line.curve.aup is not None]
+    span = lines[0].curve.aup_interval
+    if not areas:
+        return Cell("–")
+    if len(lines) > 1 or span is None:
+        return Cell(_mean_and_deviation(areas, 1))
+    return Cell(f"{areas[0]:.1f}", note=f"{span[0]:.1f} to {span[1]:.1f}")
+
+
+def _reached(lines: Sequence[Line], which: int) -> str:
+    """The speed below the base; over seeds their mean, if every seed got there."""
+    found = [line.curve.reaches[which] for line in lines if line.curve.reaches]
+    if lines[0].method.is_first or not found:
+        return "–"
+    speeds = [reach.tpf for reach in found if reach.tpf is not None]
+    if len(found) == 1 or len(speeds) < len(found):
+        return ", ".join(dict.fromkeys(str(reach).replace(">=", "≥") for reach in found))
+    return ("≥ " if any(reach.open for reach in found) else "") + _mean_and_deviation(speeds, 2)
 
 
 def _mean_and_deviation(values: Sequence[float], digits: int) -> str:
@@ -173,12 +177,11 @@ def pair_tables(board: Board, looks: Mapping[Method, Look], smoke: bool) -> list
                 "accuracy, points",
                 "95 % interval",
                 "TPF",
-                "95 % interval",
+                "95 % interval ",
                 "gained / lost",
                 "p",
                 "80 % power at",
-                "n",
-                "training seeds",
+                "seeds",
             ],
         )
         reach = max(
@@ -188,7 +191,9 @@ def pair_tables(board: Board, looks: Mapping[Method, Look], smoke: bool) -> list
         for task in sorted(dict.fromkeys(pair.difference.task for pair in pairs), key=lambda t: t != "all"):
             own = [pair for pair in pairs if pair.difference.task == task]
             small = min(pair.difference.n for pair in own) < SMOKE
-            title = "all tasks" if task == "all" else question_title((task, "tad"))
+            name = "all tasks" if task == "all" else question_title((task, "tad"))
+            counts = sorted({pair.difference.n for pair in own})
+            title = f"{name}, n = {', '.join(f'{n:,}' for n in counts)}"
             rows = [_pair_row(pair, looks[pair.method], max(reach, 1e-9)) for pair in own]
             table.groups.append(Group(title, rows, smoke or small))
         found.append(table)
@@ -203,23 +208,28 @@ def _pair_row(pair: Pair, look: Look, reach: float) -> list[Cell]:
         return round(60 + 54 * value / reach, 1)
 
     at = "" if pair.setting is None else f"at {pair.setting:g}"
-    spread = f"s.d. over seeds {pair.spread[0]:.2f}" if pair.spread else ""
+    spread = f"s.d. {pair.spread[0]:.2f}" if pair.spread else ""
     spread_tpf = f"s.d. {pair.spread[1]:.2f}" if pair.spread else ""
     known = [str(seed) for seed in pair.seeds if seed is not None]
     return [
         Cell(pair.method.label, look, note=at),
-        Cell(f"{one.accuracy:+.2f}", note=spread),
-        Cell(f"{low:+.2f} to {high:+.2f}", span=(place(low), place(one.accuracy), place(high))),
-        Cell(f"{one.tpf:+.2f}", note=spread_tpf),
+        Cell(_signed(one.accuracy), note=spread),
+        Cell(f"{_signed(low)} to {_signed(high)}", span=(place(low), place(one.accuracy), place(high))),
+        Cell(_signed(one.tpf), note=spread_tpf),
         *_cells(
-            f"{one.tpf_interval[0]:+.2f} to {one.tpf_interval[1]:+.2f}",
+            f"{_signed(one.tpf_interval[0])} to {_signed(one.tpf_interval[1])}",
             f"{one.gained} / {one.lost}",
             "–" if math.isnan(one.p_value) else f"{one.p_value:.2g}",
             "–" if math.isnan(one.resolvable) else f"± {one.resolvable:.2f}",
-            f"{one.n:,}",
             ", ".join(known) or "–",
         ),
     ]
+
+
+def _signed(value: float) -> str:
+    """'+1.20', '−0.35', '0.00'."""
+    text = f"{value:+.2f}"
+    return "0.00" if float(text) == 0 else text.replace("-", "−")
 
 
 # Stores and training runs
@@ -228,7 +238,7 @@ def _pair_row(pair: Pair, look: Look, reach: float) -> list[Cell]:
 def store_table(stores: Sequence[Store]) -> Table | None:
     if not stores:
         return None
-    head = ["store", "order", "teacher sees the reference", "kept / rollouts", "correct, %", "mean steps", "mean confidence",
+    head = ["store", "order", "reference shown", "kept / rollouts", "correct, %", "mean steps", "mean confidence",
             "steps below 0.5", "quality window", "speed window", "gen_length", "seed"]  # fmt: skip
     table = Table("Trajectory stores", head, [Group("", [])])
     for store in stores:
@@ -265,7 +275,7 @@ def _window(store: Store, name: str) -> str:
 def training_table(trainings: Sequence[Training]) -> Table | None:
     if not trainings:
         return None
-    head = ["run", "objective", "steps", "batch", "learning rate", "trained parameters", "loss at the end", "held out: first, last",
+    head = ["run", "objective", "steps", "batch", "learning rate", "parameters", "loss at the end", "held out: first, last",
             "minutes", "seed", "machine", "commit"]  # fmt: skip
     table = Table("Training runs", head, [Group("", [])])
     for run in trainings:

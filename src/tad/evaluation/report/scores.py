@@ -21,7 +21,7 @@ from tad.evaluation.compare import Difference, compare_runs
 from tad.evaluation.curves import BELOW, Curve, Measured, Question, tabulate
 from tad.evaluation.report.data import Gathered, Run
 from tad.evaluation.report.names import BASE, Who, name_bases, name_runs
-from tad.evaluation.report.palette import FIRST_LOOK, Look, look
+from tad.evaluation.report.palette import FIRST_LOOK, STUDENT_FIRST_LOOK, Look, look
 from tad.evaluation.row import Row
 from tad.evaluation.summary import measure
 from tad.evaluation.sweep import FIRST
@@ -153,7 +153,8 @@ def give_looks(boards: Sequence[Board]) -> dict[Method, Look]:
         for method in board.methods:
             if method not in looks:
                 taken = sum(not other.is_first for other in looks)
-                looks[method] = FIRST_LOOK if method.is_first else look(taken)
+                first = FIRST_LOOK if method.model == BASE else STUDENT_FIRST_LOOK
+                looks[method] = first if method.is_first else look(taken)
     return looks
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tad.errors import TadError
 from tad.evaluation.files import create_folder, write_whole
-from tad.evaluation.report.data import Gathered, Training, gather
+from tad.evaluation.report.data import Gathered, Training, gather, tell_apart
 from tad.evaluation.report.page import Panels, render
 from tad.evaluation.report.palette import Look
 from tad.evaluation.report.plots import (
@@ -97,8 +97,22 @@ def make_panels(found: Gathered, boards: Sequence[Board], looks: Mapping[Method,
         areas,
         _present(decay_panel(store, f"decay-{i}") for i, store in enumerate(found.stores)),
         _present(teacher_panel(store, f"teacher-{i}") for i, store in enumerate(found.stores)),
-        _present(loss_panel(runs, f"loss-{i}") for i, runs in enumerate(series.values())),
+        _present(
+            loss_panel(runs, name, f"loss-{i}")
+            for i, (runs, name) in enumerate(zip(series.values(), _titles(series.values()), strict=True))
+        ),
     )
+
+
+def _titles(series: Iterable[Sequence[Training]]) -> list[str]:
+    """The names of training runs, with their directories where two series share a name."""
+    firsts = [runs[0] for runs in series]
+    folders = tell_apart([run.folder for run in firsts])
+    shared = [run.name for run in firsts]
+    return [
+        run.name if shared.count(run.name) == 1 else f"{run.name}, {folder}"
+        for run, folder in zip(firsts, folders, strict=True)
+    ]
 
 
 def _present(panels: Iterable[Panel | None]) -> list[Panel]:
