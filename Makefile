@@ -7,30 +7,34 @@ WORKERS ?= 2
 FAMILY  ?= llada
 
 .PHONY: setup demo test test-all lint format clean
+# `demo` needs the package alone, `test` and `lint` its light extras, `test-all` also the heavy ones.
 setup: $(VENV)/.installed
+EXTRAS-installed :=
+EXTRAS-tested    := [dev,serve,eval]
+EXTRAS-all       := [dev,serve,eval,ray,long]
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed $(VENV)/.tested $(VENV)/.all: $(VENV)/.%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip setuptools
 	@echo "Installing (the first time takes a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".$(EXTRAS-$*)"
 	@touch $@
 
 demo: setup
 	@$(BIN)/python -m tad demo --family $(FAMILY)
 
-test: setup
+test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
 
-test-all: setup
+test-all: $(VENV)/.all
 	TAD_EXAMPLES=60 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-lint: setup
+lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: setup
+format: $(VENV)/.tested
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
