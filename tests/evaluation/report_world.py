@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,11 @@ from tad.trajectories.window import Decay, Window, WindowReport, write_report
 LENGTH = 64
 ATTACK = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 TASKS = ("nano-word", "nano-math")
-BASE = {"one-by-one": (0.8, 0.86), "fast-dllm": (3.2, 0.855), "tad": (4.2, 0.84)}  # speed and share of right answers
+BASE = {
+    "one-by-one": (0.8, 0.86),
+    "fast-dllm": (3.2, 0.855),
+    "tad": (4.2, 0.84),
+}  # speed and share of right answers
 
 
 def speller() -> LM:
@@ -66,7 +71,9 @@ def write_run(
         source={"model": model, "adapter": adapter},
         code="0.1.0",
     )
-    draws = np.random.default_rng(abs(hash((decoder, str(settings), adapter, right))) % 2**32)
+    draws = np.random.default_rng(
+        zlib.crc32(f"{decoder} {settings} {adapter and Path(adapter).parts[-2:]}".encode())
+    )
     rows = [
         _row(lm, task, number, speed, right, answer, keep_ids, draws)
         for task in tasks
@@ -203,10 +210,18 @@ def write_study(root: Path, examples: int = 24, seeds: Sequence[int] = (0, 1)) -
     """A store, a Quality and several Speed students, and sweeps of the base and of each of them."""
     write_store(root / "store")
     write_sweep(root / "eval" / "base", examples=examples)
-    students = [("nano-llada-quality", 0, 1.3, 0.0), *(("nano-llada-speed", seed, 1.9, 0.01) for seed in seeds)]
+    students = [
+        ("nano-llada-quality", 0, 1.3, 0.0),
+        *(("nano-llada-speed", seed, 1.9, 0.01) for seed in seeds),
+    ]
     for name, seed, gain, drop in students:
         folder = write_training(root / "distill" / f"{name}-{seed}", name, seed)
         write_sweep(
-            root / "eval" / f"{name}-{seed}", ("tad",), gain, drop, adapter=str(folder / "adapter"), examples=examples
+            root / "eval" / f"{name}-{seed}",
+            ("tad",),
+            gain,
+            drop,
+            adapter=str(folder / "adapter"),
+            examples=examples,
         )
     return root
