@@ -83,12 +83,12 @@ def serve(
 
         source = Source(model, adapter, device, dtype)
         serve_until_stopped(source, settings, replicas, host, port, _announce)
-        return
-    from tad.serving.app import create_app
+    else:
+        from tad.serving.app import create_app
 
-    with _busy(f"loading {model}"):
-        app = create_app(_load(model, adapter, device, dtype), settings)
-    run(app, host, port, grace, _announce)
+        with _busy(f"loading {model}"):
+            app = create_app(_load(model, adapter, device, dtype), settings)
+        run(app, host, port, grace, _announce)
     typer.echo("stopped")
 
 

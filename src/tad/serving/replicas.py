@@ -74,9 +74,11 @@ def serve_until_stopped(
         stop.set()
 
     ray, serve = _import_ray()
-    before = {which: signal.signal(which, note) for which in (signal.SIGTERM, signal.SIGINT)}
+    before = {which: signal.getsignal(which) for which in (signal.SIGTERM, signal.SIGINT)}
     try:
         deploy(source, settings, replicas, host, port)
+        for which in before:  # only now: Ray puts a handler of its own in place when it starts
+            signal.signal(which, note)
         announce(f"http://{host}:{port}")
         while not stop.wait(1.0):
             continue
