@@ -111,6 +111,7 @@ def test_a_broken_directory_costs_a_note_and_not_the_report(tmp_path: Path) -> N
     assert [run.folder.name for run in found.runs] == ["good"]
     assert any("bad/eval.json: is not the description of a run" in note for note in found.notes)
     assert any("window.json: is not what 'tad window' writes" in note for note in found.notes)
+    assert [store.window for store in found.stores] == [None]
 
 
 def test_the_teacher_s_confidence_by_step_is_that_of_the_rows(study: Path) -> None:
@@ -193,6 +194,28 @@ def test_runs_in_no_sweep_are_points_without_an_area(tmp_path: Path) -> None:
     assert {line.method.label for line in found.lines} == {"base · one-by-one", "speed · tad"}
     assert all(line.curve.aup is None for line in found.lines)
     assert found.pairs
+
+
+def test_runs_of_several_bases_in_one_directory_are_kept_apart(tmp_path: Path) -> None:
+    for model in ("nano-llada", "other"):
+        made.write_run(tmp_path / f"{model}-first", "one-by-one", 0.8, 0.9, model=model)
+        made.write_run(tmp_path / f"{model}-fast", "tad", 5, 0.85, model=model)
+    found = gather([tmp_path])
+    boards = make_boards(found, resamples=10)
+    assert [[method.label for method in board.methods] for board in boards] == [
+        ["base · one-by-one", "base · tad"]
+    ] * 2
+    assert found.notes == []
+
+
+def test_seeds_that_were_asked_other_tasks_are_compared_on_those_they_share(tmp_path: Path) -> None:
+    made.write_run(tmp_path / "base" / "one-by-one", "one-by-one", 0.8, 0.9)
+    made.write_run(tmp_path / "a" / "tad", "tad", 5, 0.85, adapter="x/mine-seed0/adapter")
+    made.write_run(
+        tmp_path / "b" / "tad", "tad", 5, 0.85, adapter="x/mine-seed1/adapter", tasks=("nano-word",)
+    )
+    (found,) = make_boards(gather([tmp_path]), resamples=10)
+    assert [(pair.seeds, pair.difference.task) for pair in found.pairs] == [((0, 1), "nano-word")]
 
 
 def test_the_table_takes_the_decoder_s_default_setting(board: Board) -> None:

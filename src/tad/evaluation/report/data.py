@@ -185,12 +185,16 @@ def read_store(folder: Path, notes: list[str]) -> Store:
     """A store with its summary; the window where it has been measured."""
     store = TrajectoryStore.open(folder)
     summary = summarise(store)
+    window, measured = None, (folder / WINDOW).is_file()
+    try:
+        window = _read_window(folder / WINDOW) if measured else None
+    except TadError as error:  # the trajectories are whole all the same
+        notes.append(str(error))
     if summary.shards < summary.shards_planned:
         notes.append(
             f"{folder}: {summary.shards} of {summary.shards_planned} shards are there; run the same 'tad collect' again"
         )
-    window = _read_window(folder / WINDOW)
-    if window is None:
+    elif not measured:
         notes.append(f"{folder}: no window has been measured; run 'tad window {folder} --model MODEL'")
     return Store(folder, store.meta, summary, measure_confidence(store), window, folder.name)
 
@@ -212,9 +216,7 @@ def measure_confidence(store: TrajectoryStore) -> Confidence:
     return Confidence(mean.tolist(), se.tolist(), counts.astype(int).tolist())
 
 
-def _read_window(path: Path) -> WindowReport | None:
-    if not path.is_file():
-        return None
+def _read_window(path: Path) -> WindowReport:
     values = _read_object(path)
     try:
         decays = [Decay(**_with_nan(values[name])) for name in ("decay", "with_filler")]

@@ -306,22 +306,23 @@ def decay_panel(store: Store, name: str) -> Panel | None:
     looks = {"quality": "slot-3", "speed": "slot-2"}
 
     def draw(axes: Axes) -> None:
-        for decay, label, colour in (
-            (report.with_filler, "with end filler", "quiet"),
-            (report.decay, "answer", "slot-1"),
+        for decay, label, colour, at, below in (
+            (report.with_filler, "with end filler", "quiet", 3 / 4, False),
+            (report.decay, "answer", "slot-1", 1 / 3, True),
         ):
             distance = np.arange(1, len(decay.mean) + 1)
             axes.fill_between(
                 distance, decay.low, decay.high, color=LIGHT[colour], alpha=0.18, linewidth=0, zorder=2
             )
             axes.plot(distance, decay.mean, color=LIGHT[colour], zorder=3)
-            high = decay.mean[-1] > 0.8  # no room above the end of the line
+            place = int(at * len(decay.mean))
+            rising = decay.mean[-1] > decay.mean[place]
             axes.annotate(
                 label,
-                (len(decay.mean), decay.mean[-1]),
-                (0, -14 if high else 7),
+                (place + 1, decay.mean[place]),
+                (-4, -12) if below else (0, 8),
                 textcoords="offset points",
-                ha="right",
+                ha="right" if below or rising else "left",  # to the side on which the line makes room
                 color=LIGHT[colour],
                 fontsize=9.5,
             )
@@ -334,10 +335,10 @@ def decay_panel(store: Store, name: str) -> Panel | None:
             if reached:
                 axes.axvline(window.window, color=colour, linewidth=1.3, zorder=2)
             text = f"{window_name} {window.window}" if reached else f"{window_name}: not reached"
-            at = (window.window, 1.0) if reached else (len(report.decay.mean), window.level)
+            corner = (window.window, 1.0) if reached else (len(report.decay.mean), window.level)
             axes.annotate(
                 text,
-                at,
+                corner,
                 (3, -2) if reached else (-2, 3),
                 textcoords="offset points",
                 va="top" if reached else "bottom",
@@ -438,7 +439,9 @@ def loss_panel(runs: Sequence[Training], label: str, name: str) -> Panel | None:
         axes.set_ylabel("loss")
         axes.set_ylim(bottom=0 if smallest >= 0 else None)
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-        axes.legend(loc="best")
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, handlelength=1.4, columnspacing=1.2
+        )
 
     title = label + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
     last = next((line["loss"] for line in reversed(runs[0].log) if "loss" in line), math.nan)

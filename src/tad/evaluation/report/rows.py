@@ -239,7 +239,7 @@ def store_table(stores: Sequence[Store]) -> Table | None:
     if not stores:
         return None
     head = ["store", "order", "reference shown", "kept / rollouts", "correct, %", "mean steps", "mean confidence",
-            "steps below 0.5", "quality window", "speed window", "gen_length", "seed"]  # fmt: skip
+            "steps below 0.5", "quality window", "speed window", "seed"]  # fmt: skip
     table = Table("Trajectory stores", head, [Group("", [])])
     for store in stores:
         recipe, summary = store.meta.recipe, store.summary
@@ -256,7 +256,6 @@ def store_table(stores: Sequence[Store]) -> Table | None:
                 "–" if math.isnan(summary.unsure) else f"{100 * summary.unsure:.1f} %",
                 _window(store, "quality"),
                 _window(store, "speed"),
-                str(store.meta.gen_length),
                 str(recipe.get("seed", "–")),
             )
         )
@@ -275,7 +274,7 @@ def _window(store: Store, name: str) -> str:
 def training_table(trainings: Sequence[Training]) -> Table | None:
     if not trainings:
         return None
-    head = ["run", "objective", "steps", "batch", "learning rate", "parameters", "loss at the end", "held out: first, last",
+    head = ["run", "objective", "steps", "batch", "rate", "parameters", "last loss", "held out: first, last",
             "minutes", "seed", "machine", "commit"]  # fmt: skip
     table = Table("Training runs", head, [Group("", [])])
     for run in trainings:

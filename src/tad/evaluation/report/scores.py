@@ -134,13 +134,17 @@ def make_boards(
     """A board per base, in the order of the runs."""
     bases = name_bases(found.runs, found.trainings)
     whos = name_runs(found.runs, found.trainings, bases)
+    identities: dict[Path, set[str]] = {}
+    for run in found.runs:
+        identities.setdefault(run.folder.parent.resolve(), set()).add(run.identity)
+    mixed = {folder for folder, several in identities.items() if len(several) > 1}
     boards: dict[str, Board] = {}
     for run, who in zip(found.runs, whos, strict=True):
         board = boards.setdefault(who.base, Board(bases[who.base], who.base, run.meta.family, []))
         board.runs.append((run, who))
     for board in boards.values():
         say(f"{board.name}: curves of {len(board.runs)} runs")
-        _fill(board, y_max, resamples, found.notes)
+        _fill(board, mixed, y_max, resamples, found.notes)
         say(f"{board.name}: paired differences")
         board.pairs = _pairs(board, resamples, found.notes)
     return list(boards.values())
@@ -161,8 +165,14 @@ def give_looks(boards: Sequence[Board]) -> dict[Method, Look]:
 # Curves
 
 
-def _fill(board: Board, y_max: float | Mapping[str, float] | None, resamples: int, notes: list[str]) -> None:
-    sweeps, lone = _sort_runs(board)
+def _fill(
+    board: Board,
+    mixed: set[Path],
+    y_max: float | Mapping[str, float] | None,
+    resamples: int,
+    notes: list[str],
+) -> None:
+    sweeps, lone = _sort_runs(board, mixed)
     tops = _tops(sweeps, y_max)
     for members in sweeps.values():
         board.lines += _swept(board, members, sweeps, tops, resamples, notes)
@@ -190,7 +200,7 @@ def _fill(board: Board, y_max: float | Mapping[str, float] | None, resamples: in
 Members = list[tuple[Run, Who]]
 
 
-def _sort_runs(board: Board) -> tuple[dict[Path, Members], dict[str, Members]]:
+def _sort_runs(board: Board, mixed: set[Path]) -> tuple[dict[Path, Members], dict[str, Members]]:
     """Sweep directories, in which all runs differ in their decoder alone and one is one by one; and the other runs."""
     folders: dict[Path, Members] = {}
     for run, who in board.runs:
@@ -198,9 +208,8 @@ def _sort_runs(board: Board) -> tuple[dict[Path, Members], dict[str, Members]]:
     sweeps: dict[Path, Members] = {}
     lone: dict[str, Members] = {}
     for folder, members in folders.items():
-        alike = len({run.identity for run, _ in members}) == 1
         names = [run.meta.decoder["name"] for run, _ in members]
-        if alike and names.count(FIRST) == 1 and len(names) > 1:
+        if folder not in mixed and names.count(FIRST) == 1 and len(names) > 1:
             sweeps[folder] = members
         else:
             for run, who in members:
@@ -399,9 +408,16 @@ def _against(
     each = [compare_runs([first[0].folder, run.folder], resamples).differences for run, _ in by_seed.values()]
     if len(each) == 1:
         return [Pair(label, method, setting, seeds, one, None) for one in each[0]]
+    tasks = [one.task for one in each[0] if all(one.task in {other.task for other in ones} for ones in each)]
     return [
-        Pair(label, method, setting, seeds, *_mean(list(ones), first[0], by_seed, resamples))
-        for ones in zip(*each, strict=True)
+        Pair(
+            label,
+            method,
+            setting,
+            seeds,
+            *_mean([one for ones in each for one in ones if one.task == task], first[0], by_seed, resamples),
+        )
+        for task in tasks
     ]
 
 
