@@ -53,6 +53,7 @@ def write_run(
     graded: bool = True,
     whole: bool = True,
     seed: int = 0,
+    split: str = "test",
     **settings: Any,
 ) -> Results:
     """An evaluation run whose rows are this fast and this often right."""
@@ -67,7 +68,7 @@ def write_run(
         decoder={"name": decoder, **describe(chosen), **parameters(chosen)},
         gen_length=LENGTH,
         seed=seed,
-        tasks=[_facts(task, examples) for task in tasks],
+        tasks=[_facts(task, examples, split) for task in tasks],
         source={"model": model, "adapter": adapter},
         code="0.1.0",
     )
@@ -88,10 +89,10 @@ def write_run(
     return results
 
 
-def _facts(task: str, examples: int) -> dict[str, Any]:
+def _facts(task: str, examples: int, split: str) -> dict[str, Any]:
     return {
-        "name": task, "split": "test", "limit": None, "sample": None, "templates": ["tad"],
-        "options": {"size": examples}, "examples": examples, "digest": f"{task}-{examples}",
+        "name": task, "split": split, "limit": None, "sample": None, "templates": ["tad"],
+        "options": {"size": examples}, "examples": examples, "digest": f"{task}-{split}-{examples}",
     }  # fmt: skip
 
 

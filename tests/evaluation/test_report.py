@@ -18,10 +18,11 @@ from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import compare_runs, tabulate
 from tad.evaluation.report import Report, write_report
+from tad.evaluation.report.board import POOLED, Board, Method
 from tad.evaluation.report.data import gather, tell_apart
 from tad.evaluation.report.palette import DARK, HUES, LIGHT, look
 from tad.evaluation.report.replay import spell
-from tad.evaluation.report.scores import POOLED, Board, Method, give_looks, make_boards
+from tad.evaluation.report.scores import give_looks, make_boards
 from tad.evaluation.report.svg import fit_for_page
 from tad.evaluation.summary import measure
 
@@ -206,6 +207,26 @@ def test_runs_of_several_bases_in_one_directory_are_kept_apart(tmp_path: Path) -
         ["base · one-by-one", "base · tad"]
     ] * 2
     assert found.notes == []
+
+
+def test_runs_on_other_examples_never_share_a_board(tmp_path: Path) -> None:
+    made.write_sweep(tmp_path / "tuning", ("tad",), split="validation")
+    made.write_sweep(tmp_path / "final", ("tad",))
+    made.write_sweep(tmp_path / "few", ("tad",), examples=4)
+    made.write_run(tmp_path / "word" / "fast", "fast-dllm", 3, 0.8, tasks=("nano-word",))
+    boards = make_boards(gather([tmp_path]), resamples=5)
+    assert [board.name for board in boards] == [
+        "nano-llada, test, 8 examples",
+        "nano-llada, test, 48 examples",
+        "nano-llada, validation",
+    ]
+    assert [board.examples(("nano-word", "tad")) for board in boards] == [[4], [24], [24]]
+    labels = [[method.label for method in board.methods] for board in boards]
+    assert labels[1] == [
+        "base · one-by-one",
+        "base · fast-dllm",
+        "base · tad",
+    ]  # one task of the three is enough
 
 
 def test_seeds_that_were_asked_other_tasks_are_compared_on_those_they_share(tmp_path: Path) -> None:

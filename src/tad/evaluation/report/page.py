@@ -18,12 +18,12 @@ from markupsafe import Markup
 import tad
 from tad.evaluation.files import finite
 from tad.evaluation.report import rows as tables
+from tad.evaluation.report.board import POOLED, Board, Method, as_record
 from tad.evaluation.report.data import Gathered
 from tad.evaluation.report.palette import DARK, LIGHT, Look, css_variables
 from tad.evaluation.report.plots import Panel, as_svg, css_class
 from tad.evaluation.report.replay import Scene, Side
 from tad.evaluation.report.rows import SMOKE, Table
-from tad.evaluation.report.scores import POOLED, Board, Method, as_record
 from tad.training.record import find_commit
 
 _PARTS = Path(__file__).parent / "parts"
@@ -223,6 +223,7 @@ def _about(board: Board) -> str:
     metas = [run.meta for run, _ in board.runs]
     parts = [
         f"family {board.family}",
+        f"split {'/'.join(board.splits)}",
         "/".join(dict.fromkeys(meta.dtype for meta in metas)),
         f"gen_length {'/'.join(dict.fromkeys(str(meta.gen_length) for meta in metas))}",
     ]

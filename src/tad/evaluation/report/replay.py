@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, cast
 from tad.decoding import Decoded, decode, get_decoder
 from tad.errors import TadError
 from tad.evaluation.questions import Item
+from tad.evaluation.report.board import POOLED, Board, Line, Method
 from tad.evaluation.report.names import BASE
-from tad.evaluation.report.scores import POOLED, Board, Line, Method
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import Key, Row
 from tad.evaluation.run import questions_of

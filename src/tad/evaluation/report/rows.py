@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tad.evaluation.curves import BELOW, Question
+from tad.evaluation.report.board import Board, Line, Method, Pair, deviation
 from tad.evaluation.report.data import Gathered, Origin, Store, Training
 from tad.evaluation.report.palette import Look
 from tad.evaluation.report.plots import question_title
-from tad.evaluation.report.scores import Board, Line, Method, Pair, deviation
 from tad.evaluation.tables import with_error
 
 SMOKE = 200  # examples; below this a number is marked

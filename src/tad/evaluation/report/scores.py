@@ -1,128 +1,32 @@
-"""What evaluation runs show beside each other: one board per base, with its methods, curves, areas and paired differences.
+"""What evaluation runs show beside each other: a board per base and set of examples, with its methods, curves and areas.
 
 A method is a model (the base, or a student of it) and a decoder. Curves of sweep directories come from `curves.tabulate`, so
-that the report has the numbers of `tad points`; runs that are in no sweep are points without an area.
+that the report has the numbers of `tad points`; runs that are in no sweep are points without an area. Runs on other examples,
+such as the validation problems that something was tuned on, never share a board.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tad.decoding import DECODERS, get_decoder
-from tad.decoding.decoders import parameters
+from tad.decoding import DECODERS
 from tad.errors import TadError
 from tad.evaluation.aup import reach
-from tad.evaluation.bootstrap import Resampled, interval
-from tad.evaluation.compare import Difference, compare_runs
 from tad.evaluation.curves import BELOW, Curve, Measured, Question, tabulate
+from tad.evaluation.report.board import POOLED, Board, Line, Method
 from tad.evaluation.report.data import Gathered, Run
 from tad.evaluation.report.names import BASE, Who, name_bases, name_runs
+from tad.evaluation.report.pairs import make_pairs
 from tad.evaluation.report.palette import FIRST_LOOK, STUDENT_FIRST_LOOK, Look, look
 from tad.evaluation.row import Row
 from tad.evaluation.summary import measure
 from tad.evaluation.sweep import FIRST
 
-POOLED = "all tasks"
-RIVAL = "fast-dllm"
 RESAMPLES = 1000
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A model and a decoder; the same look in every chart."""
-
-    model: str
-    decoder: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.model} · {self.decoder}"
-
-    @property
-    def is_first(self) -> bool:
-        return self.decoder == FIRST
-
-
-@dataclass(frozen=True)
-class Line:
-    """A method's points on one question, by one training seed."""
-
-    method: Method
-    seed: int | None
-    curve: Curve
-    runs: tuple[Path, ...]  # of the points, in their order
-
-    @property
-    def question(self) -> Question:
-        return (self.curve.task, self.curve.template)
-
-    def chosen(self, family: str) -> int:
-        """The point to put in a table: at the decoder's default setting, else the most careful one that was run."""
-        if self.method.is_first or len(self.curve.points) == 1:
-            return 0
-        default = default_setting(self.method.decoder, family)
-        own = [i for i, point in enumerate(self.curve.points) if point.setting is not None] or [0]
-        return next((i for i in own if self.curve.points[i].setting == default), own[0])
-
-
-def default_setting(decoder: str, family: str) -> float | None:
-    """The threshold a decoder has if nobody sets one."""
-    if decoder not in DECODERS:
-        return None
-    value = parameters(get_decoder(decoder, family)).get("threshold")
-    return None if value is None else float(value)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A method against a reference on the same examples. With several training seeds, `difference` is of their mean."""
-
-    reference: str
-    method: Method
-    setting: float | None
-    seeds: tuple[int | None, ...]
-    difference: Difference
-    spread: tuple[float, float] | None  # standard deviation over seeds: accuracy, tokens per forward
-
-
-@dataclass
-class Board:
-    """Everything measured on one base."""
-
-    name: str
-    fingerprint: str
-    family: str
-    runs: list[tuple[Run, Who]]
-    lines: list[Line] = field(default_factory=list)
-    y_max: dict[str, float] = field(default_factory=dict)
-    y_max_from: dict[str, str] = field(default_factory=dict)
-    pairs: list[Pair] = field(default_factory=list)
-
-    @property
-    def questions(self) -> list[Question]:
-        """In order; the pooled one first where there are several tasks."""
-        found = list(dict.fromkeys(line.question for line in self.lines))
-        return sorted(found, key=lambda question: question[0] != POOLED)
-
-    @property
-    def methods(self) -> list[Method]:
-        return list(dict.fromkeys(line.method for line in self.lines))
-
-    def of(self, question: Question, method: Method | None = None) -> list[Line]:
-        return [
-            line
-            for line in self.lines
-            if line.question == question and (method is None or line.method == method)
-        ]
-
-    def examples(self, question: Question) -> list[int]:
-        """How many examples the question's curves have, each number once."""
-        return sorted({line.curve.n for line in self.of(question)})
+Members = list[tuple[Run, Who]]
 
 
 def make_boards(
@@ -138,16 +42,39 @@ def make_boards(
     for run in found.runs:
         identities.setdefault(run.folder.parent.resolve(), set()).add(run.identity)
     mixed = {folder for folder, several in identities.items() if len(several) > 1}
-    boards: dict[str, Board] = {}
-    for run, who in zip(found.runs, whos, strict=True):
-        board = boards.setdefault(who.base, Board(bases[who.base], who.base, run.meta.family, []))
-        board.runs.append((run, who))
-    for board in boards.values():
+    boards = _sort_by_examples(list(zip(found.runs, whos, strict=True)), bases)
+    for board in boards:
         say(f"{board.name}: curves of {len(board.runs)} runs")
         _fill(board, mixed, y_max, resamples, found.notes)
         say(f"{board.name}: paired differences")
-        board.pairs = _pairs(board, resamples, found.notes)
-    return list(boards.values())
+        board.pairs = make_pairs(board, resamples, found.notes)
+    return boards
+
+
+def _sort_by_examples(runs: Members, bases: Mapping[str, str]) -> list[Board]:
+    """Runs of one base that asked the same examples wherever they asked the same task; test problems come first."""
+    boards: list[tuple[Board, dict[str, str]]] = []  # with the digest of every task
+    for run, who in runs:
+        asked = {entry["name"]: str(entry["digest"]) for entry in run.meta.tasks}
+        splits = tuple(dict.fromkeys(str(entry["split"]) for entry in run.meta.tasks))
+        for board, digests in boards:
+            shared = [task for task in asked if task in digests]
+            alike = all(asked[task] == digests[task] for task in shared)
+            if board.fingerprint == who.base and alike and (shared or board.splits == splits):
+                board.runs.append((run, who))
+                digests |= asked
+                break
+        else:
+            board = Board(bases[who.base], who.base, run.meta.family, splits, [(run, who)])
+            boards.append((board, asked))
+    found = sorted((board for board, _ in boards), key=lambda board: board.splits != ("test",))
+    for board in found:
+        twins = [other for other in found if other.fingerprint == board.fingerprint]
+        if len(twins) > 1:
+            rows = max(run.meta.planned for run, _ in board.runs)
+            same = sum(other.splits == board.splits for other in twins) > 1
+            board.name += f", {'/'.join(board.splits)}" + (f", {rows} examples" if same else "")
+    return found
 
 
 def give_looks(boards: Sequence[Board]) -> dict[Method, Look]:
@@ -195,9 +122,6 @@ def _fill(
         )
     )
     board.lines += _pooled(board)
-
-
-Members = list[tuple[Run, Who]]
 
 
 def _sort_runs(board: Board, mixed: set[Path]) -> tuple[dict[Path, Members], dict[str, Members]]:
@@ -359,119 +283,3 @@ def _first_accuracy(board: Board, who: Who, template: str, examples: int) -> flo
             if len(rows) == examples:
                 return float(measure(rows)["accuracy"])
     return None
-
-
-# Paired differences
-
-
-def _pairs(board: Board, resamples: int, notes: list[str]) -> list[Pair]:
-    """Every method at its chosen point against the base one token at a time, and against the base with Fast-dLLM."""
-    picked = _picked(board)
-    found = []
-    for reference in (Method(BASE, FIRST), Method(BASE, RIVAL)):
-        first = picked.get(reference, {}).get(None)
-        if first is None:
-            continue
-        for method, by_seed in picked.items():
-            if method == reference or (reference.decoder == RIVAL and method.is_first):
-                continue
-            try:
-                found += _against(reference, first, method, by_seed, resamples)
-            except TadError as error:
-                notes.append(f"{method.label} against {reference.label}: {error}")
-    return found
-
-
-def _picked(board: Board) -> dict[Method, dict[int | None, tuple[Run, float | None]]]:
-    """Method -> training seed -> the run of its chosen point."""
-    runs = {run.folder: run for run, _ in board.runs}
-    picked: dict[Method, dict[int | None, tuple[Run, float | None]]] = {}
-    for line in board.lines:
-        if line.curve.task == POOLED:
-            continue
-        at = line.chosen(board.family)
-        entry = (runs[line.runs[at]], line.curve.points[at].setting)
-        picked.setdefault(line.method, {}).setdefault(line.seed, entry)
-    return picked
-
-
-def _against(
-    reference: Method,
-    first: tuple[Run, float | None],
-    method: Method,
-    by_seed: Mapping[int | None, tuple[Run, float | None]],
-    resamples: int,
-) -> list[Pair]:
-    label = reference.label if first[1] is None else f"{reference.label} at {first[1]:g}"
-    setting = next(iter(by_seed.values()))[1]
-    seeds = tuple(by_seed)
-    each = [compare_runs([first[0].folder, run.folder], resamples).differences for run, _ in by_seed.values()]
-    if len(each) == 1:
-        return [Pair(label, method, setting, seeds, one, None) for one in each[0]]
-    tasks = [one.task for one in each[0] if all(one.task in {other.task for other in ones} for ones in each)]
-    return [
-        Pair(
-            label,
-            method,
-            setting,
-            seeds,
-            *_mean([one for ones in each for one in ones if one.task == task], first[0], by_seed, resamples),
-        )
-        for task in tasks
-    ]
-
-
-def _mean(
-    ones: list[Difference],
-    first: Run,
-    by_seed: Mapping[int | None, tuple[Run, float | None]],
-    resamples: int,
-) -> tuple[Difference, tuple[float, float]]:
-    """The seeds' mean with an interval over examples, which all seeds share, and the spread over seeds beside it."""
-    task = ones[0].task
-    lists = [first.rows, *(run.rows for run, _ in by_seed.values())]
-    tables = [{row.key: row for row in rows if task in ("all", row.task)} for rows in lists]
-    shared = [key for key in tables[0] if all(key in table for table in tables)]
-    drawn = Resampled([[table[key] for key in shared] for table in tables], resamples)
-    mean = Difference(
-        task=task,
-        run=ones[0].run,
-        n=len(shared),
-        accuracy=sum(one.accuracy for one in ones) / len(ones),
-        accuracy_interval=interval(drawn.accuracy[1:].mean(0) - drawn.accuracy[0]),
-        gained=sum(one.gained for one in ones),
-        lost=sum(one.lost for one in ones),
-        p_value=math.nan,  # McNemar's test is for one run
-        resolvable=math.nan,
-        tpf=sum(one.tpf for one in ones) / len(ones),
-        tpf_interval=interval(drawn.tpf[1:].mean(0) - drawn.tpf[0]),
-    )
-    return mean, (deviation([one.accuracy for one in ones]), deviation([one.tpf for one in ones]))
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample; nan of one value."""
-    if len(values) < 2:
-        return math.nan
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def as_record(board: Board) -> dict[str, Any]:
-    """The board's numbers for machines."""
-    from dataclasses import asdict
-
-    return {
-        "base": board.name,
-        "fingerprint": board.fingerprint,
-        "family": board.family,
-        "y_max": board.y_max,
-        "curves": [
-            {"method": line.method.label, "training_seed": line.seed, **asdict(line.curve)}
-            for line in board.lines
-        ],
-        "pairs": [
-            {**asdict(pair), "method": pair.method.label, "difference": asdict(pair.difference)}
-            for pair in board.pairs
-        ],
-    }

@@ -9,21 +9,15 @@ from pathlib import Path
 
 from tad.errors import TadError
 from tad.evaluation.files import create_folder, write_whole
+from tad.evaluation.report.board import Board, Method
 from tad.evaluation.report.data import Gathered, Training, gather, tell_apart
+from tad.evaluation.report.history import decay_panel, loss_panel, teacher_panel
 from tad.evaluation.report.page import Panels, render
 from tad.evaluation.report.palette import Look
-from tad.evaluation.report.plots import (
-    Panel,
-    area_panel,
-    as_png,
-    curve_panel,
-    decay_panel,
-    loss_panel,
-    teacher_panel,
-)
+from tad.evaluation.report.plots import Panel, area_panel, as_png, curve_panel
 from tad.evaluation.report.replay import Scene, decode_scenes, replay_rows
 from tad.evaluation.report.rows import SMOKE
-from tad.evaluation.report.scores import RESAMPLES, Board, Method, give_looks, make_boards
+from tad.evaluation.report.scores import RESAMPLES, give_looks, make_boards
 from tad.models import LM
 
 
