@@ -208,9 +208,10 @@ class Hashes:
         return self.recipe.distill_recipe(cell.label, store, cell.changes, seed=cell.seed or 0, **held)
 
     def settings(self, cell: Cell) -> list[Setting]:
-        """The runs that make up a cell."""
+        """The runs that make up a cell. A trial is scored by its speeds: it needs no run one token at a time."""
         length = self.recipe.eval_recipe(cell.tasks).gen_length
-        return self.recipe.evaluate.plan(cell.decoder, self.base.family, length, cell.settings)
+        found = self.recipe.evaluate.plan(cell.decoder, self.base.family, length, cell.settings)
+        return found if cell.trial is None else found[1:]
 
     def questions(self, tasks: list[EvalTask]) -> Questions:
         """Made once: generating problems takes a while."""

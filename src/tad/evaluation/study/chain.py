@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from tad.errors import TadError
 from tad.evaluation.files import create_folder, write_json, writing
 from tad.evaluation.questions import Questions
-from tad.evaluation.run import Report
+from tad.evaluation.run import Identity, Report, evaluate
 from tad.evaluation.study.numbers import Answers, read_numbers
 from tad.evaluation.study.recipe import RunRecipe
 from tad.evaluation.study.tables import Table, Wanted, make_table, write_table
@@ -34,7 +34,7 @@ from tad.evaluation.study.workbench import (
     measure_window,
     read_report,
 )
-from tad.evaluation.sweep import FIRST, Setting, run_sweep
+from tad.evaluation.sweep import FIRST, Setting
 from tad.training.distill_recipe import DistillRecipe
 from tad.training.record import RECORD, describe_machine
 from tad.trajectories.store import META as STORE
@@ -179,18 +179,17 @@ class Chain:
         for name, source in self._models():
             with self.watch.stage(f"Evaluate '{name}' on {len(questions.items)} problems"):
                 lm = self.bench.base() if source is None else self.bench.trained(source)
-                decoders = recipe.decoders if source is None else recipe.student_decoders
-                for decoder in [FIRST, *decoders]:
-                    grid = None if decoder == FIRST else section.grid(decoder, lm.family.name)
-                    run_sweep(
+                identity = Identity.of(lm)
+                settings = [one for decoder in self._decoders(name) for one in self._settings(name, decoder)]
+                for setting in {one.name: one for one in settings}.values():
+                    evaluate(
                         lm,
-                        asked,
-                        self.sweep(name),
-                        [decoder],
-                        grid,
-                        self.watch.begin,
+                        asked.model_copy(update={"decoder": setting.decoder, "settings": setting.settings}),
+                        self.sweep(name) / setting.name,
+                        self.watch.begin(setting),
                         self.watch.stopping,
                         questions=questions,
+                        identity=identity,
                     )
                     if self.watch.stopping():
                         raise Stopped
@@ -207,27 +206,28 @@ class Chain:
             found.append((name, result))
         return found + [(name, Path(path)) for name, path in self.recipe.adapters.items()]
 
-    def table(self) -> Table:
-        """The base, its decoders and the students, on the same problems."""
-        recipe = self.recipe
-        family = self.bench.family
-        rows = [
-            ("base", "base", FIRST),
-            *(("base", f"base, {decoder}", decoder) for decoder in recipe.decoders),
-        ]
-        for name in (*recipe.students, *recipe.adapters):
-            rows += [(name, f"{name}, {decoder}", decoder) for decoder in recipe.student_decoders]
-        found = [self._answers(folder, title, decoder, family) for folder, title, decoder in rows]
-        wanted = [Wanted(one.name, one.name, one, 1) for one in found]
-        rival = next((one for one in found if one.name == "base, fast-dllm"), None)
-        return make_table("main", recipe.name, wanted, found[0], rival, family, 1.5)
+    def _decoders(self, name: str) -> list[str]:
+        return [FIRST, *self.recipe.decoders] if name == "base" else self.recipe.student_decoders
 
-    def _answers(self, folder: str, title: str, decoder: str, family: str) -> Answers:
+    def _settings(self, name: str, decoder: str) -> list[Setting]:
+        """The runs of a model with a decoder, the one-token run first where it has one."""
         section = self.recipe.evaluate
         length = self.recipe.eval_recipe(section.tasks).gen_length
-        settings = section.plan(decoder, family, length, {})
-        runs = [read_numbers(self.sweep(folder) / setting.name) for setting in settings]
-        return Answers(title, settings, [None], [runs])
+        found = section.plan(decoder, self.bench.family, length, {})
+        return found if name == "base" or self.recipe.student_first else found[1:]
+
+    def table(self) -> Table:
+        """The base, its decoders and the students, on the same problems."""
+        found = []
+        for name in ("base", *self.recipe.students, *self.recipe.adapters):
+            for decoder in self._decoders(name):
+                settings = self._settings(name, decoder)
+                runs = [read_numbers(self.sweep(name) / setting.name) for setting in settings]
+                title = name if decoder == FIRST else f"{name}, {decoder}"
+                found.append(Answers(title, settings, [None], [runs]))
+        wanted = [Wanted(one.name, one.name, one, 1) for one in found]
+        rival = next((one for one in found if one.name == "base, fast-dllm"), None)
+        return make_table("main", self.recipe.name, wanted, found[0], rival, self.bench.family, 1.5)
 
     def _report(self) -> None:
         with self.watch.stage("Report"):

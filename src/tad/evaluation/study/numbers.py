@@ -83,17 +83,18 @@ class Answers:
 
     def own(self, family: str) -> int:
         """Which point stands for the method: its published threshold, or the nearest one that was run."""
-        if len(self.settings) == 1:
-            return 0
         setting = self.settings[-1]
         own = {key: value for key, value in setting.settings.items() if key not in ("threshold", "steps")}
         default = parameters(get_decoder(setting.decoder, family, **own)).get("threshold")
+        swept = [i for i, one in enumerate(self.settings) if one.value is not None] or [0]
         if default is None:
-            return 1
-        values = [
-            (abs(float(s.value) - default), i) for i, s in enumerate(self.settings) if s.value is not None
-        ]
-        return min(values)[1]
+            return swept[0]
+        return min(swept, key=lambda i: abs(float(self.settings[i].value or 0.0) - default))
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the run one token at a time is among them; without it there is no area."""
+        return self.settings[0].decoder == FIRST
 
 
 class Draws:
@@ -180,18 +181,3 @@ def spread(values: np.ndarray) -> float | None:
 
 def span(values: np.ndarray) -> Interval:
     return interval(values)
-
-
-__all__ = [
-    "FIRST",
-    "Answers",
-    "Draws",
-    "Interval",
-    "Measured",
-    "Numbers",
-    "check_same",
-    "measure",
-    "read_numbers",
-    "span",
-    "spread",
-]

@@ -127,6 +127,8 @@ class RunRecipe(ModelRecipe):
     decoders: list[str] = Field(default=["fast-dllm"])
     """Of the base, beside one token at a time."""
     student_decoders: list[str] = Field(default=["tad"], min_length=1)
+    student_first: bool = True
+    """Whether students decode one token at a time too: the slowest run of all, and the first point of their curves."""
 
     @model_validator(mode="after")
     def _check(self) -> RunRecipe:

@@ -107,10 +107,12 @@ class Study(Plan):
         identity = Identity.of(lm)
         folder = self.answers_folder(cell)
         questions = self.hashes.questions(cell.tasks)
-        began, forwards = time.monotonic(), []
+        began, made = time.monotonic(), 0
         for setting in self.hashes.settings(cell):
             if is_whole(folder / setting.name):
                 continue
+            if self._stopping():
+                raise Stopped
             recipe = self.recipe.eval_recipe(cell.tasks, setting.decoder, setting.settings)
             start = time.monotonic()
             whole = answer(
@@ -126,8 +128,8 @@ class Study(Plan):
             if not whole:
                 raise Stopped
             self.timings.add("answer", setting.name, start)
-            forwards.append(setting.name)
-        self.watch.say(f"{cell.label}: {len(forwards)} runs in {time.monotonic() - began:.1f} s")
+            made += 1
+        self.watch.say(f"{cell.label}: {made} runs in {time.monotonic() - began:.1f} s")
 
     def _collect(self, name: str) -> Path:
         """A store with its window, made or continued."""

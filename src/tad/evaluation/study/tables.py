@@ -81,7 +81,7 @@ class Facts:
 
     n: int
     setting: str
-    first: Estimate  # accuracy one token at a time
+    first: Estimate | None  # accuracy one token at a time
     accuracy: Estimate  # at its own setting
     tpf: Estimate
     to_base: Difference  # accuracy, to the base one token at a time
@@ -136,7 +136,7 @@ def make_table(
     """`everyone`: all methods of the study, which share one y_max per task."""
     present = [one.answers for one in wanted if one.answers is not None]
     if base is None or not present:
-        rows = [Entry(one.method, one.title, one.state or "not run yet") for one in wanted]
+        rows = [_empty(one) for one in wanted]
         return Table(name, title, rows, [], [], below, None, "", None, {}, note)
     check_same([base, *present, *([rival] if rival else [])])
     everyone = list({id(one): one for one in (*everyone, *present, base)}.values())
@@ -144,16 +144,15 @@ def make_table(
     tasks = [task for task in asked if all(task in one.graded for one in (base, *present))]
     tops = _tops(everyone, tasks)
     maker = _Maker(base, rival, tasks, family, below, tops)
-    rows = [
-        Entry(one.method, one.title, one.state or "not run yet")
-        if one.answers is None
-        else maker.entry(one, one.answers)
-        for one in wanted
-    ]
+    rows = [_empty(one) if one.answers is None else maker.entry(one, one.answers) for one in wanted]
     ungraded = [task for task in asked if task not in tasks]
     bar = maker.bar if tasks else None
     rival_name = rival.name if rival else None
     return Table(name, title, rows, tasks, ungraded, below, bar, base.name, rival_name, tops, note)
+
+
+def _empty(one: Wanted) -> Entry:
+    return Entry(one.method, one.title, one.state or "not run yet", [], one.planned_seeds)
 
 
 class _Maker:
@@ -198,7 +197,7 @@ class _Maker:
         return Facts(
             n=found.n,
             setting=answers.settings[own].name,
-            first=_accuracy(found, 0),
+            first=_accuracy(found, 0) if answers.has_first else None,
             accuracy=_accuracy(found, own),
             tpf=_speed(found, own),
             to_base=_paired(found, self.base, "accuracy", own),
@@ -206,7 +205,7 @@ class _Maker:
             reach=found.reach(self.bar),
             reach_interval=span(drawn_reach),
             times_rival=self._ratio(found, drawn_reach),
-            aup=self._area(by_task),
+            aup=self._area(by_task) if answers.has_first else None,
             points=_points(answers, found),
             tasks={task: _points(answers, one) for task, one in by_task.items()},
         )
@@ -303,7 +302,7 @@ def cells(table: Table, row: Entry) -> list[str]:
     return [
         row.title,
         seeds,
-        facts.first.text(1),
+        facts.first.text(1) if facts.first else "-",
         facts.setting,
         facts.accuracy.text(1),
         facts.to_base.text(1),

@@ -1,0 +1,174 @@
+"""Packing: a study travels in a few files, goes on elsewhere without doing anything twice, and is graded there."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import yaml
+from study_world import Listener, study_recipe, study_values
+
+from tad.errors import TadError
+from tad.evaluation import Results
+from tad.evaluation.study import Study, archive
+from tad.evaluation.study.archive import pack, unpack
+from tad.evaluation.study.numbers import read_numbers
+from tad.evaluation.study.plan import DONE, UNGRADED
+
+ONLY = ["base", "tad"]
+
+
+@pytest.fixture(scope="module")
+def half(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """The base is done; the first student is trained and has begun to answer."""
+    study = Study(study_recipe(world), tmp_path_factory.mktemp("half"), Listener(stop_after=4))
+    assert not study.run(only=ONLY)
+    assert [one.state for one in study.entries(["tad"])] == ["trained", "missing"]
+    return study
+
+
+def test_a_packed_study_goes_on_elsewhere(world: Path, half: Study, tmp_path: Path) -> None:
+    assert pack(half, tmp_path / "dest") == []
+    unpack(tmp_path / "dest", tmp_path / "there")
+    watch = Listener()
+    there = Study(study_recipe(world), tmp_path / "there", watch)
+    assert there.run(only=ONLY)
+    assert [title.partition(":")[0] for title in watch.stages] == [
+        "tad-seed1"
+    ]  # no store, no first student again
+    assert not any(name.startswith("one-by-one") for name in watch.settings[:1])
+    here = Study(study_recipe(world), half.out)
+    shutil.copytree(half.out, tmp_path / "here")
+    here = Study(study_recipe(world), tmp_path / "here")
+    assert here.run(only=ONLY)
+    for seed in (0, 1):
+        cells = [study.cell("tad", seed) for study in (here, there)]
+        for setting in here.hashes.settings(cells[0]):
+            mine, theirs = (
+                read_numbers(study.answers_folder(cell) / setting.name)
+                for study, cell in zip((here, there), cells, strict=True)
+            )
+            assert np.array_equal(mine.correct, theirs.correct)
+            assert np.array_equal(mine.forwards, theirs.forwards)
+
+
+def test_adapters_travel_only_where_they_are_needed(world: Path, half: Study, tmp_path: Path) -> None:
+    shutil.copytree(half.out, tmp_path / "whole")
+    study = Study(study_recipe(world), tmp_path / "whole")
+    study.run(only=ONLY)
+    for keep, count in (([], 0), (["tad"], 2)):
+        kept = Study(study_recipe(world, keep=keep), tmp_path / "whole")
+        pack(kept, tmp_path / "dest")
+        unpack(tmp_path / "dest", tmp_path / f"out{count}")
+        found = list((tmp_path / f"out{count}" / "students").glob("*/adapter"))
+        assert len(found) == count
+        there = Study(study_recipe(world), tmp_path / f"out{count}", watch := Listener())
+        assert there.run(only=ONLY)
+        assert (watch.stages, watch.settings) == ([], [])
+
+
+def test_files_are_small_and_what_does_not_fit_is_named(
+    half: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(half, tmp_path)
+    needed = sum(path.stat().st_size for path in tmp_path.iterdir())
+    monkeypatch.setattr(archive, "PART", needed // 3 + 1)
+    monkeypatch.setattr(archive, "gzip", Uncompressed(needed))
+    left = pack(half, tmp_path, parts=3)
+    assert [name.split("/")[-1] for name in left] == ["adapter"]
+    monkeypatch.setattr(archive, "gzip", Uncompressed(10 * needed))
+    with pytest.raises(TadError, match="more than 3 files of 15 MB; pack without texts"):
+        pack(half, tmp_path, parts=3)
+
+
+class Uncompressed:
+    """Stands in for gzip: says how large things are."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def compress(self, data: bytes, level: int) -> bytes:
+        return data[:1] * self.size
+
+
+def test_texts_without_a_verdict_always_travel(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gradable in (True, False):
+        study = Study(study_recipe(world), tmp_path / f"{gradable}")
+        with monkeypatch.context() as patch:
+            if not gradable:
+                patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+            study.run(only=["base"])
+        pack(study, tmp_path / f"dest{gradable}", texts=False)
+        unpack(tmp_path / f"dest{gradable}", tmp_path / f"to{gradable}")
+        there = Study(study_recipe(world), tmp_path / f"to{gradable}")
+        assert there.entries(["base"])[0].state == (DONE if gradable else UNGRADED)
+        run = there.answers_folder(there.cell("base", None)) / "one-by-one,block=8"
+        assert {bool(row.text) for row in Results.open(run).rows()} == {not gradable}
+    assert there.run(only=["base"])
+    assert there.entries(["base"])[0].state == DONE
+
+
+def test_verdicts_that_are_there_are_not_lost_to_an_older_archive(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study(study_recipe(world), tmp_path / "study")
+    with monkeypatch.context() as patch:
+        patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+        study.run(only=["base"])
+    pack(study, tmp_path / "dest")
+    later = Study(study_recipe(world), tmp_path / "study")
+    later.run(only=["base"])
+    unpack(tmp_path / "dest", tmp_path / "study")
+    assert Study(study_recipe(world), tmp_path / "study").entries(["base"])[0].state == DONE
+
+
+def test_nothing_to_unpack_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TadError, match=r"no study\.tar\.gz"):
+        unpack(tmp_path, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "study_gpu.py"
+    spec = importlib.util.spec_from_file_location("bench_study_gpu", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_bench_runs_packs_resumes_and_grades(
+    bench: ModuleType, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, dest = tmp_path / "study.yaml", tmp_path / "dest"
+    file.write_text(yaml.safe_dump(study_values(world)))
+    words = ["run", str(file), str(dest), "seeds=[0]", "--resume", str(dest), "--only", "base", "fast-dllm"]
+    bench.main([*words, "--work", str(tmp_path / "one"), "--minutes", "0"])
+    assert "0 of 2 cells are decoded" in capsys.readouterr().out
+    bench.main([*words, "--work", str(tmp_path / "one")])
+    assert "2 of 2 cells are decoded" in capsys.readouterr().out
+    bench.main([*words, "--work", str(tmp_path / "two")])
+    captured = capsys.readouterr().out
+    assert "unpacked" in captured
+    assert "runs in" not in captured  # all of it came with the archive
+    bench.main(["grade", str(file), str(dest), "seeds=[0]", "--out", str(tmp_path / "graded")])
+    text = capsys.readouterr().out
+    assert "### Main" in text
+    assert "| tad | 0 | not run yet |" in text
+    assert (tmp_path / "graded" / "tables" / "main.json").is_file()
+
+
+def test_the_tiny_sizes_fit_every_bundled_study(bench: ModuleType, tmp_path: Path) -> None:
+    for name in ("study-nano-llada", "study-nano-dream", "study-small-llada"):
+        options = bench.read_options(["run", name, str(tmp_path), "--tiny"])
+        recipe = bench.read_recipe(options)
+        assert {task.options["size"] for task in recipe.evaluate.tasks} == {2}
+        assert {task["options"]["size"] for task in recipe.collect["tasks"]} == {2}
+        assert len(Study(recipe, tmp_path / name).methods) > 30
