@@ -143,7 +143,7 @@ def curve_panel(board: Board, question: Question, looks: Mapping[Method, Look], 
         axes.set_ylabel("accuracy, %")
         axes.set_xlim(left=0)
         low, high = axes.get_ylim()
-        axes.set_ylim(max(0, low), min(100, high) if high - low > 5 else high)
+        axes.set_ylim(max(0, low), min(high, 100 + 0.03 * (high - low)))  # a marker at 100 % is whole
         axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
 
     n = ", ".join(str(count) for count in board.examples(question))
