@@ -47,6 +47,8 @@ WORDS = (
     "seven",
 )
 
+RETRY_AFTER = 1.0  # seconds, as the server's Retry-After says
+
 
 @dataclass(frozen=True)
 class Question:
@@ -200,7 +202,7 @@ async def ask(
             return
         if status == 429:
             outcome.refused += 1
-            await asyncio.sleep(0.05 + dice.random() * 0.2)
+            await asyncio.sleep(RETRY_AFTER * (1 + dice.random()))
             continue
         if status != 200:
             outcome.note(f"{status} {text[:200]}")

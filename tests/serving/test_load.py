@@ -10,17 +10,21 @@ from typing import Any
 import pytest
 from live_server import live, wait_until
 
+import serve_load
 from serve_load import answer_alone, make_questions, memory_of, parse, put_load, run
 from tad.models import LM
 from tad.serving import Settings
 
 
-def test_load_with_hang_ups_and_a_full_queue(plain: LM, checkpoint: Path) -> None:
+def test_load_with_hang_ups_and_a_full_queue(
+    plain: LM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_load, "RETRY_AFTER", 0.1)
     questions = make_questions(12, [8, 16, 32, 40], ["tad", "tad-cached"], [0.0, 0.7])
     expected = answer_alone(str(checkpoint), "cpu", questions)
     with live(plain, Settings(name="model", batch=6, queue=4)) as server:
         outcome = asyncio.run(
-            put_load(server.url, os.getpid(), questions, expected, requests=80, clients=16, hang_ups=0.1)
+            put_load(server.url, os.getpid(), questions, expected, requests=80, clients=16, hang_ups=0.2)
         )
         wait_until(lambda: server.engine.running + server.engine.waiting == 0)
         counts = server.engine.counts
@@ -28,7 +32,7 @@ def test_load_with_hang_ups_and_a_full_queue(plain: LM, checkpoint: Path) -> Non
     assert not outcome.wrong
     assert outcome.answered + outcome.hung_up == 80
     assert outcome.hung_up > 0
-    assert outcome.refused == counts.refused > 0
+    assert counts.refused >= outcome.refused > 0  # one that hung up may have been refused unheard
     assert counts.finished + counts.cancelled >= outcome.answered
     assert counts.failed == 0
     assert counts.forwards < counts.row_forwards
