@@ -1,4 +1,4 @@
-"""The commands `info`, `export` and `demo`, and what a user sees when the input is bad."""
+"""The commands `info` and `export`, and what a user sees when the input is bad."""
 
 from __future__ import annotations
 
@@ -74,13 +74,6 @@ def test_export_writes_a_checkpoint(app: typer.Typer, tmp_path: Path) -> None:
     text = run(app, "export", source, "--adapter", tmp_path / "adapter", "--out", out, "--dtype", "bf16")
     assert f"wrote {out}" in text
     assert str(tad.load(out).dtype) == "torch.bfloat16"
-
-
-def test_demo_runs_and_names_what_is_missing(app: typer.Typer) -> None:
-    text = run(app, "demo", "--problems", "2", "--family", "dream")
-    assert "tokens per forward" in text
-    assert "quality window" in text
-    assert "Not built yet" in text
 
 
 def test_version(app: typer.Typer) -> None:

@@ -1,0 +1,141 @@
+"""`tad demo` at its smallest: every stage, the table that says it is smoke size, and the bundled students if there are any."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tad.cli import app, demo
+from tad.config import load_recipe
+from tad.evaluation.study import RunRecipe, Study, StudyRecipe
+from tad.models import checkpoint
+from tad.models.lora import CONFIG
+from tad.training.distill_recipe import DistillRecipe
+from tad.trajectories.recipe import CollectRecipe
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TRAJECTORIES", 2), ("STEPS", 1), ("STATES", 2)):
+        monkeypatch.setattr(demo, name, value)
+
+
+def call(*words: str) -> str:
+    answer = CliRunner().invoke(app, ["demo", *words], catch_exceptions=False)
+    assert answer.exit_code == 0
+    return answer.output
+
+
+def test_every_stage_is_shown_and_the_report_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_students", lambda _: {})
+    text = call("--problems", "2", "--family", "dream", "--out", str(tmp_path / "out"))
+    assert re.findall(r"^== (\w+)", text, re.MULTILINE) == [
+        "One",
+        "Collect",
+        "Window",
+        "Distil",
+        "Distil",
+        "Evaluate",
+        "Evaluate",
+        "Evaluate",
+        "Report",
+    ]
+    assert "SMOKE SIZE" in text
+    assert "not bundled yet" in text
+    table = text[text.rindex("method ") :]
+    assert [line.split("  ")[0] for line in table.splitlines()[2:6]] == [
+        "base",
+        "base, fast-dllm",
+        "quality, tad",
+        "speed, tad",
+    ]
+    assert "±" in table
+    assert "n = 4 problems" in table
+    page = Path(re.search(r"The report: (\S+)", text)[1])  # type: ignore[index]
+    assert page.is_file()
+    assert (tmp_path / "out" / demo.FINISHED).is_file()
+
+
+def test_bundled_students_stand_beside_the_live_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "BUNDLED", tmp_path)
+    assert demo.find_students("llada") == {}
+    folder = tmp_path / "nano-llada-speed"
+    folder.mkdir()
+    (folder / CONFIG).write_text("{}")
+    assert demo.find_students("llada") == {"bundled-speed": str(folder)}
+    recipe = demo.demo_recipe("llada", 2, demo.find_students("llada"))
+    assert recipe.adapters == {"bundled-speed": str(folder)}
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_bundled_students_are_small_and_load(family: str) -> None:
+    found = demo.find_students(family)
+    if not found:
+        pytest.skip("no students are bundled yet")
+    import tad
+
+    for path in found.values():
+        assert sum(file.stat().st_size for file in Path(path).iterdir()) <= 3.1e6
+        assert tad.load(f"nano-{family}", adapter=path, device="cpu").peft is not None
+
+
+def test_a_finished_demo_is_begun_anew_and_other_directories_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ReachedError(Exception):
+        pass
+
+    def reached(*_: object) -> None:
+        raise ReachedError
+
+    monkeypatch.setattr(demo, "demo_recipe", reached)
+    old, other = tmp_path / "old", tmp_path / "other"
+    for folder in (old, other):
+        folder.mkdir()
+        (folder / "file").write_text("kept")
+    (old / demo.FINISHED).touch()
+    for folder in (old, other):
+        with pytest.raises(ReachedError):
+            demo.run("llada", 2, folder)
+    assert not old.exists()
+    assert (other / "file").read_text() == "kept"
+    shutil.rmtree(other)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_nano_recipes_say_the_same_as_the_study(family: str, tmp_path: Path) -> None:
+    """What is bundled is trained with the committed recipes: they may not drift from what the study measures."""
+    study = Study(load_recipe(StudyRecipe, f"study-nano-{family}", ["tuning=null"]), tmp_path)
+    chain = load_recipe(RunRecipe, f"run-nano-{family}")
+    where = ("batch_size", "shard_size", "dtype")  # how it is cut and where it runs
+    alone = load_recipe(CollectRecipe, f"collect-nano-{family}").decides()
+    for other in (study.recipe.collect_recipe(study.recipe.stores["teacher"]), chain.collect_recipe()):
+        found = other.decides()
+        assert {k: v for k, v in found.items() if k not in where} == {
+            k: v for k, v in alone.items() if k not in where
+        }
+    for name, method in (("quality", "tad-quality"), ("speed", "tad-speed"), ("sft", "sft")):
+        own = load_recipe(DistillRecipe, f"nano-{family}-{name}").decides()
+        studied = study.recipe.distill_recipe(method, "store", study.methods[method].distill()).decides()
+        assert {k: v for k, v in own.items() if k != "precision"} == {
+            k: v for k, v in studied.items() if k != "precision"
+        }
+        if name in chain.students:
+            assert chain.distill_recipe(name, "store", chain.students[name]).decides() == own
+
+
+def test_a_nano_adapter_fits_into_three_megabytes() -> None:
+    import tad
+
+    rank = load_recipe(DistillRecipe, "nano-llada-quality").adapter.rank
+    for family in ("llada", "dream"):
+        lm = tad.load(f"nano-{family}", device="cpu")
+        lm.attach(rank)
+        size = 4 * sum(p.numel() for p in lm.model.parameters() if p.requires_grad)
+        assert size <= 3.0e6
