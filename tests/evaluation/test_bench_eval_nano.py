@@ -13,6 +13,8 @@ import pytest
 
 from tad.evaluation import Results
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:

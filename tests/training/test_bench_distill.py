@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "bench" / "distill.py"
 
 
