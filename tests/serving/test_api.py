@@ -38,7 +38,10 @@ def served(request: pytest.FixtureRequest, server: Live) -> Any:
         yield lm, running
 
 
-@pytest.mark.parametrize("decoder", ["tad", "tad-cached", "one-by-one"])
+@pytest.mark.parametrize(
+    "decoder",
+    ["tad", "tad-cached", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one-by-one", "d2f"))],
+)
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_chat_equals_generate_streamed_or_not(served: Any, decoder: str, sampling: dict) -> None:
     lm, server = served

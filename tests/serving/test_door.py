@@ -312,6 +312,10 @@ def test_a_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_key(None, tmp_path / "none")
 
 
+def test_the_key_is_not_shown_with_the_settings() -> None:
+    assert KEY not in repr(Settings(key=KEY))
+
+
 def test_an_empty_key_in_the_environment_is_not_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAD_API_KEY", "")
     with pytest.raises(TadError, match="TAD_API_KEY: the key is empty"):

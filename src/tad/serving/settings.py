@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Settings:
     body_bytes: int = 2**20
     body_seconds: float = 30.0  # to receive a body, and to hand over one piece of an answer
     grace: float = 30.0  # for requests in flight when the server is told to stop
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()  # names in the Host header that are accepted besides this machine's own
     public: bool = (
         False  # bound to an address others can reach: any address may then stand in the Host header
