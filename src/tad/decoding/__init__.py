@@ -1,17 +1,33 @@
-"""How masks become tokens: block table, block schedules, reveal rules, caches, and one loop. Token ids only."""
+"""How masks become tokens: block table, block schedules, reveal rules, caches, and one loop. Token ids only.
+
+`decode` runs the loop as it stands, or the engine, which gives the same tokens faster on a GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tad.decoding.decoders import DECODERS, Decoder, get_decoder
+from tad.decoding.engine import Engine, engine_for, why_not
 from tad.decoding.loop import decode_batch
 from tad.decoding.result import Decoded, Step, StepCallback
 from tad.errors import TadError
 from tad.models import LM
 
-__all__ = ["DECODERS", "Decoded", "Decoder", "Step", "StepCallback", "check_prompt", "decode", "get_decoder"]
+__all__ = [
+    "DECODERS",
+    "Decoded",
+    "Decoder",
+    "Engine",
+    "Step",
+    "StepCallback",
+    "check_prompt",
+    "decode",
+    "get_decoder",
+]
+
+EngineChoice = Literal["auto", "plain", "graph"]
 
 
 def decode(
@@ -22,12 +38,17 @@ def decode(
     seed: int | Sequence[int] = 0,
     batch_size: int | None = None,
     on_step: StepCallback | None = None,
+    engine: EngineChoice | Engine = "auto",
     **overrides: Any,
 ) -> list[Decoded]:
     """Decode prompts (token ids) and return one result per prompt, in order.
 
     `seed` is one for all rows or one per row; a row's samples depend on its own seed and prompt alone. `batch_size`
     cuts the prompts into batches of similar length. `overrides` are the decoder's parameters, see `get_decoder`.
+
+    `engine`: `plain` is the loop, `graph` the engine with its recorded steps (on a CPU the same steps, not recorded),
+    `auto` the engine on CUDA where it serves model and decoder, else the loop. An `Engine` of one's own is used as it
+    is. With the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
     """
     chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.shift)
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
@@ -41,6 +62,22 @@ def decode(
         if size < len(prompts)
         else range(len(prompts))
     )
+    chosen_engine = _choose(lm, chosen, engine)
+    if chosen_engine is not None:
+        rows = list(order)
+        callback = _renumbered(on_step, rows) if on_step is not None else None
+        found = chosen_engine.decode(
+            [prompts[row] for row in rows],
+            chosen,
+            gen_length,
+            lm.tokens,
+            lm.family.shift,
+            [seeds[row] for row in rows],
+            size,
+            callback,
+        )
+        by_row = dict(zip(rows, found, strict=True))
+        return [by_row[row] for row in range(len(prompts))]
     results: list[Decoded | None] = [None] * len(prompts)
     for low in range(0, len(prompts), size):
         rows = list(order[low : low + size])
@@ -58,6 +95,22 @@ def decode(
         for row, result in zip(rows, batch, strict=True):
             results[row] = result
     return [result for result in results if result is not None]
+
+
+def _choose(lm: LM, decoder: Decoder, engine: EngineChoice | Engine) -> Engine | None:
+    """The engine to use; None for the loop."""
+    if engine == "plain":
+        return None
+    if not isinstance(engine, Engine) and engine not in ("auto", "graph"):
+        raise TadError(f"engine is one of auto, plain, graph, not {engine!r}")
+    if engine == "auto" and lm.device.type != "cuda":
+        return None
+    reason = why_not(lm.model, decoder)
+    if reason is None:
+        return engine if isinstance(engine, Engine) else engine_for(lm.model)
+    if engine == "auto":
+        return None
+    raise TadError(f"the engine does not serve this: {reason}; use engine='plain'")
 
 
 def _renumbered(on_step: StepCallback, rows: list[int]) -> StepCallback:

@@ -81,21 +81,16 @@ class DelayedCache:
 
     def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         now = table.forwards + 1  # this forward's number
-        # Leading finished blocks, the prompt first: a block starts to wait when all before it are frozen.
-        frozen, waiting = table.cached, torch.zeros_like(table.ended)
-        open_scan = torch.ones_like(table.ended)
-        prompt_ready = open_scan & (frozen < 0) & (now >= self.delay)
-        waiting = waiting | ((frozen < 0) & ~prompt_ready)
-        open_scan = (frozen >= 0) | prompt_ready
-        frozen = torch.where(prompt_ready, 0, frozen)
-        for block in range(table.blocks):
-            due = open_scan & (frozen == block) & (table.masks[:, block] == 0)
-            seen = table.finished_at[:, block]
-            table.finished_at[:, block] = torch.where(due & (seen < 0), now, seen)
-            ready = due & (now - table.finished_at[:, block] >= self.delay)
-            waiting = waiting | (due & ~ready)
-            frozen = torch.where(ready, block + 1, frozen)
-            open_scan = open_scan & ready | open_scan & (frozen > block)
+        frozen = torch.where(now >= self.delay, table.cached.clamp(min=0), table.cached)
+        # A block starts to wait when it is finished and all before it are frozen; the prompt is before all.
+        finished = table.masks == 0
+        since = torch.where(table.finished_at < 0, now[:, None], table.finished_at)
+        ready = finished & (now[:, None] - since >= self.delay)
+        leading = (ready | (table.index < frozen[:, None])).long().cumprod(1).sum(1)
+        frozen = torch.where(frozen < 0, frozen, leading)
+        reached = finished & (table.index <= frozen[:, None])
+        waiting = (frozen < 0) | (reached & ~ready & (table.index == frozen[:, None])).any(1)
+        table.finished_at = torch.where(reached, since, table.finished_at)
         start = torch.where(table.cached < 0, 0, prompt + table.cached * table.size)
         grew = frozen > table.cached
         renew = (waiting | (now % self.refresh == 0)) & ~grew

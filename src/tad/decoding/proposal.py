@@ -108,5 +108,8 @@ def _measure(logits: Tensor, token: Tensor) -> Proposal:
 
 
 def _without(logits: Tensor, tokens: tuple[int, ...]) -> Tensor:
-    index = torch.tensor(tokens, device=logits.device)
-    return logits.index_fill(-1, index, float("-inf"))
+    # By comparison, not by index: an index would come from the host, which a recorded step must not ask.
+    column = torch.arange(logits.shape[-1], device=logits.device)
+    for token in tokens:
+        logits = logits.masked_fill(column == token, float("-inf"))
+    return logits

@@ -1,0 +1,66 @@
+"""Sizes that steps are rounded up to, so that a few shapes serve every prompt, batch and window.
+
+Each shape of a step is captured once. The sizes grow geometrically: their number is the logarithm of the largest, and
+what rounding adds is bounded. What a size counts decides how fine its steps are: tokens fed cost time from a few hundred
+on, where the arithmetic takes longer than reading the weights; below, and elsewhere, coarse steps are free or nearly so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_FINE_FROM = 256
+
+
+def doubled(count: int, least: int) -> int:
+    """The first of least, 2 least, 4 least, ... that holds `count`."""
+    size = least
+    while size < count:
+        size *= 2
+    return size
+
+
+def stepped(count: int, least: int) -> int:
+    """The first of least, 1.5 least, 2 least, 3 least, 4 least, ... that holds `count`."""
+    size = doubled(count, least)
+    lower = 3 * size // 4
+    return lower if lower >= max(count, least) else size
+
+
+def token_bucket(count: int) -> int:
+    """Tokens fed by a step, over all rows."""
+    if count <= _FINE_FROM:
+        return stepped(count, 32)
+    unit = doubled(count, _FINE_FROM) // 8  # five to eight eighths of a power of two
+    return -(-count // unit) * unit
+
+
+def prompt_bucket(count: int) -> int:
+    """Columns for prompts; padding costs attention and memory, but is never fed."""
+    return stepped(count, 64)
+
+
+def slot_bucket(count: int) -> int:
+    """Rows that are decoded side by side."""
+    return count if count <= 4 else stepped(count, 4)
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The sizes of one step. Candidates are padded per row for decisions, and packed for the head."""
+
+    tokens: int  # fed, over all rows
+    window: int  # the widest row's
+    candidates: int  # over all rows
+    widest: int  # the row's with most candidates
+
+    @classmethod
+    def holding(
+        cls, fed: list[int], candidates: list[int], slots: int, columns: int, length: int
+    ) -> StepShape:
+        """The shape for rows that feed and reveal these numbers of positions."""
+        tokens, widest = token_bucket(sum(fed)), min(doubled(max(candidates), 32), length)
+        if slots == 1:  # one row: nothing to pack or to pad
+            return cls(tokens, tokens, widest, widest)
+        window = min(doubled(max(fed), 64), columns)
+        return cls(tokens, window, doubled(sum(candidates), 32), widest)

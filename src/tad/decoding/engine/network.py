@@ -1,0 +1,186 @@
+"""The forward of a step: all tokens that the rows feed, packed behind each other, through the layers.
+
+Linear maps see a flat list of tokens, so that rows which feed everything and rows which feed one block share a forward
+without padding. Only attention sees rows: queries are spread over lanes [slots, width] for it, which costs little beside
+the maps. Keys and values of fed columns are written to the slot's columns, and every query sees all columns of its slot.
+The last layer runs where outputs are wanted. It is the same network as `tad.models.transformer`, held to it by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tad.decoding.engine.prepare import Asking, Prepared
+from tad.decoding.engine.slots import Lent
+from tad.decoding.engine.weights import LayerWeights, project, read_weights, rows_of
+from tad.models import MaskedDiffusionModel
+from tad.models.transformer import Shape, rotary_table, rotate
+
+
+class Network:
+    """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
+    fused kernels, one compilation for all layers and all sizes."""
+
+    def __init__(self, model: MaskedDiffusionModel, compiled: bool) -> None:
+        self.model, self.shape = model, model.shape
+        self.layers = read_weights(model)
+        self.parts = Parts(model.shape, compiled)
+
+    def rotary(self, columns: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position up to `columns`: [columns, 1, head_dim]."""
+        positions = torch.arange(columns, device=self.model.device)[None]
+        cos, sin = rotary_table(positions, self.shape, self.model.dtype)
+        return cos[0, 0][:, None], sin[0, 0][:, None]
+
+    def outputs(
+        self,
+        canvas: Tensor,  # [slots, columns]
+        lent: Lent,
+        at: Prepared,
+        rotary: tuple[Tensor, Tensor],
+        window: int,
+        widest: int,
+        keep: bool,
+    ) -> Tensor:
+        """Outputs [candidates, width] that predict the candidates, after the final norm.
+
+        With `keep` every output is kept, and a candidate may read one that an earlier forward left.
+        """
+        parts, last = self.parts, len(self.layers) - 1
+        slots, columns = canvas.shape
+        x = self.model.embedding()(canvas[at.row, at.column])
+        cos, sin = (table[at.position] for table in rotary)
+        every, some = (
+            ask if ask.bias is None else ask._replace(bias=ask.bias.to(x.dtype))
+            for ask in (at.every, at.some)
+        )
+        attended: Tensor | None = None
+        for number, layer in enumerate(self.layers):
+            keys, values = lent.layer(number)
+            trims = number == last and not keep
+            written = (cos, sin, at.place, keys, values, at.wanted_token if trims else None)
+            if attended is None:
+                x, query = parts.enter(x, layer, *written)
+            else:
+                x, query = parts.cross(x, attended, self.layers[number - 1], layer, *written)
+            asking, width = (some, widest) if trims else (every, window)
+            attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
+        norm = cast(Tensor, self.model.get_submodule(self.model.names.norm).weight)
+        out = cast(Tensor, parts.finish(x, attended, self.layers[last], norm))
+        if not keep:
+            return out
+        assert lent.outputs is not None
+        lent.outputs[at.place] = out
+        return lent.outputs[at.wanted_row * (columns + 1) + at.wanted_column]
+
+
+def spread(values: Tensor, lane: Tensor, slots: int, width: int) -> Tensor:
+    """values [n, ...] to their lanes: [slots, width, ...], 0 where nothing goes."""
+    flat = torch.zeros(slots * width + 1, *values.shape[1:], dtype=values.dtype, device=values.device)
+    flat.index_copy_(0, lane, values)
+    return flat[:-1].view(slots, width, *values.shape[1:])
+
+
+def _attend(
+    query: Tensor,  # [n, heads, head_dim]
+    keys: Tensor,  # [slots * (columns + 1), kv_heads, head_dim]
+    values: Tensor,
+    asking: Asking,
+    width: int,
+    slots: int,
+    columns: int,
+    shape: Shape,
+) -> Tensor:
+    """[n, width of the model]. Queries that share a key head are lined up behind each other, so no key is repeated."""
+    kv_heads, dim = shape.kv_heads, shape.head_dim
+    groups, lane, bias = shape.heads // kv_heads, asking.lane, asking.bias
+    alone = slots == 1 and len(lane) == width
+    rows = query[None] if alone else spread(query, lane, slots, width)
+    asked = rows.view(slots, width, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)
+    asked = asked.reshape(slots, kv_heads, groups * width, dim)
+    key, value = (
+        part.view(slots, columns + 1, kv_heads, dim)[:, :columns].transpose(1, 2) for part in (keys, values)
+    )
+    if bias is not None and bias.shape[2] > 1:
+        bias = bias.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(asked, key, value, attn_mask=bias)
+    out = out.view(slots, kv_heads, groups, width, dim).permute(0, 3, 1, 2, 4).reshape(slots * width, -1)
+    return out if alone else out[lane.clamp(max=slots * width - 1)]
+
+
+class Parts:
+    """What lies between two attentions, as functions of tensors alone: the same code for every layer."""
+
+    def __init__(self, shape: Shape, compiled: bool) -> None:
+        heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
+        own, theirs = heads * dim, kv_heads * dim
+
+        def norm(x: Tensor, weight: Tensor) -> Tensor:
+            return weight * F.rms_norm(x, (x.shape[-1],), None, eps).to(x.dtype)
+
+        def enter(
+            x: Tensor,  # [tokens, width]
+            layer: LayerWeights,
+            cos: Tensor,
+            sin: Tensor,
+            place: Tensor,
+            keys: Tensor,
+            values: Tensor,
+            wants: Tensor | None,
+        ) -> tuple[Tensor, Tensor]:
+            """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones."""
+            normed = norm(x, layer.attn_norm)
+            if wants is None:
+                query, key, value = project(normed, layer.qkv).split((own, theirs, theirs), dim=-1)
+                turned = rotate(query.view(-1, heads, dim), cos, sin)
+            else:
+                key, value = project(normed, rows_of(layer.qkv, own, own + 2 * theirs)).split(theirs, dim=-1)
+                query = project(normed[wants], rows_of(layer.qkv, 0, own))
+                turned = rotate(query.view(-1, heads, dim), cos[wants], sin[wants])
+                x = x[wants]
+            keys[place] = rotate(key.view(-1, kv_heads, dim), cos, sin)
+            values[place] = value.view(-1, kv_heads, dim)
+            return x, turned
+
+        def leave(x: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+            x = x + project(attended, layer.attn_out)
+            gate, up = project(norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            return x + project(F.silu(gate) * up, layer.down)
+
+        def cross(
+            x: Tensor, attended: Tensor, before: LayerWeights, layer: LayerWeights, *written: Any
+        ) -> tuple[Tensor, Tensor]:
+            return enter(leave(x, attended, before), layer, *written)
+
+        def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
+            return norm(leave(x, attended, layer), weight)
+
+        self.enter = sized(enter) if compiled else enter
+        self.cross = sized(cross) if compiled else cross
+        self.finish = sized(finish) if compiled else finish
+
+
+def sized(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once for any number of tokens: the first dimension of every tensor that is not a weight may change."""
+    compiled = compile_whole(function)
+
+    def call(*arguments: Any) -> Any:
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                torch._dynamo.maybe_mark_dynamic(argument, 0)
+        return compiled(*arguments)
+
+    return call
+
+
+def compile_whole(function: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    """`torch.compile` that refuses to fall back in parts."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 64)  # one per kind of model and decoder in a process
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    return compiled

@@ -1,0 +1,79 @@
+"""FP8 weights for decoding: the seven projections of every layer in e4m3, one scale per output channel.
+
+Activations are scaled per row when they arrive. On a GPU the product is `torch._scaled_mm`; elsewhere the same values
+are multiplied in fp32, so that the rounding can be studied and tested without one. Embedding, norms and head keep their
+dtype: the head decides tokens, and is a small part of the weights. Quantized models decode; they do not train.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tad.errors import TadError
+from tad.models.transformer import MaskedDiffusionModel, place
+
+FP8 = torch.float8_e4m3fn
+_LARGEST = 448.0  # of e4m3
+_CAPABILITY = (8, 9)  # the first GPUs whose matrix units take fp8
+_MULTIPLE = 16  # of both sides of a weight, wanted by the fp8 product
+
+
+def to_fp8(values: Tensor) -> tuple[Tensor, Tensor]:
+    """values [n, m] as e4m3 and the fp32 scale of each row [n, 1]: values ~ fp8 * scale."""
+    wide = values.float()
+    scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _LARGEST
+    return (wide / scale).clamp(-_LARGEST, _LARGEST).to(FP8), scale
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in] times weight [out, in] (e4m3) with its scale [out] (fp32), in x's dtype."""
+    rows, row_scale = to_fp8(x.reshape(-1, x.shape[-1]))
+    if x.is_cuda:
+        out = torch._scaled_mm(
+            rows, weight.t(), scale_a=row_scale, scale_b=scale[None], out_dtype=torch.bfloat16
+        )
+    else:
+        out = F.linear(rows.float(), weight.float()) * row_scale * scale
+    out = out.to(x.dtype).view(*x.shape[:-1], -1)
+    return out if bias is None else out + bias
+
+
+class Fp8Linear(nn.Module):
+    """A linear map with fp8 weights; takes the place of the `nn.Linear` it is made of."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight, scale = to_fp8(linear.weight.detach())
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale[:, 0].contiguous())
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fp8_linear(x, self.weight, self.scale, self.bias)
+
+
+@torch.no_grad()
+def quantize_fp8(model: MaskedDiffusionModel) -> None:
+    """Replace the projections of every layer, in place. Refuses adapters (merge them first) and unfit devices."""
+    device = model.device
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+        raise TadError(f"quantize 'fp8': {torch.cuda.get_device_name(device)} has no fp8 units; leave it out")
+    for number, layer in enumerate(model.layers()):
+        for path in model.names.projections:
+            linear = cast(nn.Linear, layer.get_submodule(path))
+            if type(linear) is not nn.Linear:
+                raise TadError(
+                    f"quantize 'fp8': {path} of layer {number} is a {type(linear).__name__}; merge the adapter first"
+                )
+            if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
+                raise TadError(
+                    f"quantize 'fp8': {path} is {linear.out_features} x {linear.in_features}; both must be multiples of {_MULTIPLE}"
+                )
+            place(layer, path, Fp8Linear(linear))

@@ -1,0 +1,178 @@
+"""Parts of the engine: sizes, joint weights, the delayed cache against its definition step by step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from parity_models import tiny
+from torch import Tensor
+
+from tad.decoding.engine.buckets import StepShape, doubled, prompt_bucket, slot_bucket, stepped, token_bucket
+from tad.decoding.engine.step import first_so_many
+from tad.decoding.engine.weights import UnfitError, fingerprint, project, read_weights, rows_of, why_unfit
+from tad.decoding.feed import DelayedCache
+from tad.decoding.table import BlockTable
+from tad.models.quantize import quantize_fp8
+
+COUNTS = st.integers(1, 100_000)
+
+
+@given(COUNTS)
+def test_a_bucket_holds_the_count_and_wastes_little(count: int) -> None:
+    assert count <= token_bucket(count) <= max(32, 1.5 * count)
+    assert count <= prompt_bucket(count) <= max(64, 1.5 * count)
+    assert count <= slot_bucket(count) <= max(4, 1.5 * count)
+    assert count <= doubled(count, 32) < max(33, 2 * count)
+    if count > 256:
+        assert token_bucket(count) <= 1.25 * count
+
+
+@given(COUNTS, COUNTS)
+def test_buckets_grow_with_the_count(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    for bucket in (token_bucket, prompt_bucket, slot_bucket):
+        assert bucket(low) <= bucket(high)
+        assert bucket(bucket(low)) == bucket(low)
+
+
+def test_there_are_few_buckets() -> None:
+    assert len({token_bucket(count) for count in range(1, 16_385)}) <= 32
+    assert len({prompt_bucket(count) for count in range(1, 4_097)}) <= 14
+    assert [stepped(count, 64) for count in (1, 64, 65, 97, 129, 200)] == [64, 64, 96, 128, 192, 256]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=9))
+def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]]) -> None:
+    fed, candidates = [row[0] for row in rows], [row[1] for row in rows]
+    shape = StepShape.holding(fed, candidates, len(rows), columns=300, length=64)
+    assert shape.tokens >= sum(fed)
+    assert shape.window >= max(fed)
+    assert shape.candidates >= sum(candidates)
+    assert max(candidates) <= shape.widest <= 64
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_joint_weights_are_the_models_own_memory(family: str) -> None:
+    model = copy.deepcopy(tiny(family).model)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        before = model(ids).logits
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+        layers = read_weights(model)
+        assert torch.equal(model(ids).logits, before)
+        assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+        gate = model.layers()[0].part(model.names.gate).weight
+        gate.add_(1)
+    assert torch.equal(layers[0].gate_up.weight[: len(gate)], gate)
+    assert not why_unfit(model)
+    assert [layer.qkv.weight.data_ptr() for layer in read_weights(model)] == [
+        layer.qkv.weight.data_ptr() for layer in layers
+    ]
+
+
+def test_a_joined_model_saves_and_loads(tmp_path) -> None:
+    model = copy.deepcopy(tiny("dream").model)
+    read_weights(model)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=torch.float32)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+
+
+def test_a_joined_model_trains_like_any_other() -> None:
+    steps = []
+    for joined in (True, False):
+        model = copy.deepcopy(tiny("llada").model)
+        if joined:
+            read_weights(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model(torch.arange(20)[None]).logits.logsumexp(-1).mean().backward()
+        optimizer.step()
+        steps.append(model.state_dict())
+    for name, value in steps[0].items():
+        torch.testing.assert_close(value, steps[1][name], msg=name)
+
+
+def test_weights_that_are_parts_of_a_flat_buffer_are_not_moved() -> None:
+    model = copy.deepcopy(tiny("llada").model)
+    for layer in model.layers():
+        gate = layer.part(model.names.gate).weight
+        gate.data = torch.cat((gate.data, gate.data))[: len(gate)]
+    with pytest.raises(UnfitError, match="parts of larger buffers"):
+        read_weights(model)
+
+
+def test_rows_of_a_projection_are_the_rows_of_its_product() -> None:
+    for quantized in (False, True):
+        model = copy.deepcopy(tiny("dream").model)
+        if quantized:
+            quantize_fp8(model)
+        joint = read_weights(model)[0].qkv
+        x = torch.randn(5, model.shape.width, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            torch.testing.assert_close(project(x, rows_of(joint, 16, 48)), project(x, joint)[:, 16:48])
+
+
+def test_a_fingerprint_changes_when_a_module_is_replaced() -> None:
+    model = copy.deepcopy(tiny("llada").model)
+    before = fingerprint(model)
+    quantize_fp8(model)
+    assert fingerprint(model) != before
+
+
+def test_the_first_so_many_are_the_best_and_ties_go_to_the_lowest_position() -> None:
+    score = torch.tensor([[1.0, 5.0, 5.0, 3.0], [2.0, 2.0, 2.0, 9.0]])
+    valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
+    chosen = first_so_many(score, valid, torch.tensor([3, 2]))
+    assert chosen.tolist() == [[False, True, True, True], [True, True, False, False]]
+    assert not first_so_many(score, valid, torch.tensor([0, 0])).any()
+
+
+def freeze_block_by_block(
+    table: BlockTable, delay: int, refresh: int, prompt: int
+) -> tuple[list[int], list[int], list[list[int]]]:
+    """The delayed cache as its definition reads, one row and one block at a time: start, cached, finished_at."""
+    starts, cached, marks = [], [], []
+    for row in range(len(table.forwards)):
+        now, frozen = int(table.forwards[row]) + 1, int(table.cached[row])
+        was, waits, marked = frozen, False, table.finished_at[row].tolist()
+        if frozen < 0:
+            frozen, waits = (0, False) if now >= delay else (frozen, True)
+        while 0 <= frozen < table.blocks and int(table.masks[row, frozen]) == 0:
+            if marked[frozen] < 0:
+                marked[frozen] = now
+            if now - marked[frozen] < delay:
+                waits = True
+                break
+            frozen += 1
+        renews = (waits or now % refresh == 0) and not frozen > was
+        start = 0 if was < 0 or renews or refresh == 1 else prompt + was * table.size
+        starts.append(start)
+        cached.append(frozen)
+        marks.append(marked)
+    return starts, cached, marks
+
+
+@given(st.data())
+def test_the_delayed_cache_freezes_as_its_definition_says(data: st.DataObject) -> None:
+    rows, blocks, size = 3, data.draw(st.integers(1, 5)), 4
+    delay, refresh = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 5))
+    table = BlockTable.start(rows, blocks * size, size, torch.device("cpu"))
+    visible = torch.full((rows,), blocks * size)
+    for _ in range(data.draw(st.integers(1, 12))):
+        left = data.draw(
+            st.lists(
+                st.lists(st.integers(0, 2), min_size=blocks, max_size=blocks), min_size=rows, max_size=rows
+            )
+        )
+        table.masks = torch.minimum(table.masks, torch.tensor(left) * 2)  # masks only go
+        wanted = freeze_block_by_block(table, delay, refresh, prompt=10)
+        feed = DelayedCache(delay, refresh).feed(table, 10, visible)
+        found: tuple[Tensor, ...] = (feed.start, table.cached, table.finished_at)
+        assert tuple(part.tolist() for part in found) == wanted
+        assert feed.end.tolist() == [10 + blocks * size] * rows
+        table.count_forward()
