@@ -188,3 +188,44 @@ def test_adapters_train_under_gradient_checkpointing_as_without(tmp_path: Path, 
     assert gradients[0].keys() == gradients[1].keys()
     assert gradients[0]
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_merged_adapter_gives_the_same_logits_from_plain_layers(tmp_path: Path, family: str) -> None:
+    lm = adapted(tmp_path / "base", family)
+    with torch.no_grad():
+        wanted = lm.model(IDS).logits
+    lm.peft.save_pretrained(str(tmp_path / "adapter"))
+    merged = tad.load(tmp_path / "base", adapter=tmp_path / "adapter", merge=True)
+    assert merged.peft is None
+    assert merged.adapter == str(tmp_path / "adapter")
+    assert not any("lora" in name for name, _ in merged.model.named_modules())
+    with torch.no_grad():
+        torch.testing.assert_close(merged.model(IDS).logits, wanted, rtol=1e-4, atol=1e-5)
+    lm.merge()
+    with torch.no_grad():
+        assert torch.equal(lm.model(IDS).logits, merged.model(IDS).logits)
+
+
+def test_a_merged_adapter_decodes_to_the_same_tokens_with_the_engine(tmp_path: Path) -> None:
+    from tad.decoding import decode
+
+    lm = adapted(tmp_path / "base", "llada")
+    wanted = decode(lm, [[5, 6, 7]], "one-by-one", 16, block=8)
+    lm.merge()
+    found = decode(lm, [[5, 6, 7]], "one-by-one", 16, block=8, engine="graph")
+    assert [row.tokens for row in found] == [row.tokens for row in wanted]
+
+
+def test_loading_in_fp8_merges_and_quantizes(tmp_path: Path) -> None:
+    from tad.models.quantize import Fp8Linear
+
+    lm = adapted(tmp_path / "base", "dream")
+    lm.peft.save_pretrained(str(tmp_path / "adapter"))
+    small = tad.load(tmp_path / "base", adapter=tmp_path / "adapter", quantize="fp8")
+    assert sum(isinstance(module, Fp8Linear) for module in small.model.modules()) == 14
+    with torch.no_grad():
+        wanted, found = lm.model(IDS).logits, small.model(IDS).logits
+    assert (found - wanted).norm() < 0.2 * wanted.norm()
+    with pytest.raises(TadError, match="quantize 'int3' is not known"):
+        tad.load(tmp_path / "base", quantize="int3")  # type: ignore[arg-type]

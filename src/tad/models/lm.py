@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +19,7 @@ from tad.errors import TadError
 from tad.models import lora
 from tad.models.checkpoint import Checkpoint, locate, parse_dtype
 from tad.models.family import Family
+from tad.models.quantize import quantize_fp8
 from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_tokenizer
 from tad.models.tokens import SpecialTokens, read_special_tokens
 from tad.models.transformer import MaskedDiffusionModel
@@ -85,6 +86,15 @@ class LM:
         self.adapter = f"new, rank {rank}"
         return self.peft
 
+    def merge(self) -> None:
+        """Add the adapter to the weights and let go of it: the same outputs up to rounding, at the base's speed.
+
+        For decoding; there is no way back to the base, and nothing to train.
+        """
+        if self.peft is not None:
+            self.model = self.peft.merge_and_unload().eval()
+            self.peft = None
+
     @contextmanager
     def base(self) -> Iterator[MaskedDiffusionModel]:
         """The model with its adapter switched off, for the time of a `with` block."""
@@ -105,13 +115,22 @@ def load(
     device_map: str | dict[str, Any] | None = None,
     attn_implementation: str | None = None,
     revision: str | None = None,
+    merge: bool = False,
+    quantize: Literal["fp8"] | None = None,
 ) -> LM:
     """Load LLaDA or Dream from the hub or a directory, in eval mode, after checking that the directory is whole.
 
     The dtype defaults to the checkpoint's own, the device to CUDA where there is one. `device_map` spreads the model
     over devices instead (accelerate). No remote code runs and no pickle is read.
+
+    For decoding: `merge` adds the adapter to the weights (see `LM.merge`), and `quantize="fp8"` halves the weights of the
+    layers at the price of their rounding; it merges too.
     """
     placement = _placement(device, device_map)
+    if quantize not in (None, "fp8"):
+        raise TadError(f"quantize '{quantize}' is not known; use fp8 or leave it out")
+    if quantize is not None and device_map is not None:
+        raise TadError("quantize needs the model on one device; give device, not device_map")
     if attn_implementation is not None and attn_implementation not in ATTENTION:
         raise TadError(f"attention '{attn_implementation}' is not known; use {' or '.join(ATTENTION)}")
     precision = None if dtype is None else parse_dtype(dtype)
@@ -130,7 +149,7 @@ def load(
         use_safetensors=True,
     ).eval()
     handle = None if adapter is None else lora.load_adapter(model, checkpoint.family, adapter)
-    return LM(
+    lm = LM(
         model=model,
         family=checkpoint.family,
         tokens=tokens,
@@ -139,6 +158,11 @@ def load(
         adapter=None if adapter is None else str(adapter),
         peft=handle,
     )
+    if merge or quantize is not None:
+        lm.merge()
+    if quantize is not None:
+        quantize_fp8(lm.model)
+    return lm
 
 
 def _default_device() -> str:
