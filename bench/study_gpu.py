@@ -77,12 +77,12 @@ def run(recipe: StudyRecipe, options: argparse.Namespace) -> None:
     began = time.monotonic()
     work = options.work or Path("runs") / recipe.name
     if options.resume is not None and list(options.resume.glob(f"{NAME}.*")):
-        unpack(options.resume, work)
+        unpack(options.resume, work, rows=False)
         print(f"unpacked {options.resume} after {time.monotonic() - began:.0f} s", flush=True)
     torch.set_float32_matmul_precision("high")
     study = Study(recipe, work, Watch())
     spent = (time.monotonic() - began) / 60
-    complete = study.run(options.only, max(0.0, options.minutes - spent))
+    complete = study.run(options.only, max(0.0, options.minutes - spent), grade=False, tables=False)
     done = time.monotonic()
     left = pack(study, options.dest, not options.no_texts)
     sizes = [path.stat().st_size for path in sorted(options.dest.glob(f"{NAME}.*"))]

@@ -18,6 +18,7 @@ from tad.evaluation.study import Study, archive
 from tad.evaluation.study.archive import pack, unpack
 from tad.evaluation.study.numbers import read_numbers
 from tad.evaluation.study.plan import DONE, UNGRADED
+from tad.evaluation.study.tables import as_markdown
 
 ONLY = ["base", "tad"]
 
@@ -54,6 +55,35 @@ def test_a_packed_study_goes_on_elsewhere(world: Path, half: Study, tmp_path: Pa
             )
             assert np.array_equal(mine.correct, theirs.correct)
             assert np.array_equal(mine.forwards, theirs.forwards)
+
+
+def test_rows_that_stay_columns_are_enough_to_go_on_and_to_pack_again(
+    world: Path, half: Study, tmp_path: Path
+) -> None:
+    pack(half, tmp_path / "dest")
+    for _ in range(2):  # the second time changes nothing
+        unpack(tmp_path / "dest", tmp_path / "there", rows=False)
+    there = Study(study_recipe(world), tmp_path / "there", watch := Listener())
+    base = there.answers_folder(there.cell("base", None)) / "one-by-one,block=8"
+    assert not (base / "rows.jsonl").exists()
+    assert there.run(only=ONLY)
+    assert "tad-seed0" not in [title.partition(":")[0] for title in watch.stages]
+    pack(there, tmp_path / "again")
+    unpack(tmp_path / "again", tmp_path / "last")
+    last = Study(study_recipe(world), tmp_path / "last")
+    assert [one.state for one in last.entries(ONLY)] == [DONE] * 3
+    for name, seed in (("base", None), ("tad", 0), ("tad", 1)):
+        cells = [study.cell(name, seed) for study in (there, last)]
+        for setting in there.hashes.settings(cells[0]):
+            one, two = (
+                read_numbers(study.answers_folder(cell) / setting.name)
+                for study, cell in zip((there, last), cells, strict=True)
+            )
+            for field in ("task", "question", "correct", "tokens", "forwards"):
+                assert np.array_equal(getattr(one, field), getattr(two, field))
+    assert len(Results.open(last.answers_folder(last.cell("base", None)) / "one-by-one,block=8").rows()) == 12
+    before = as_markdown(there.tables()[0])
+    assert before == as_markdown(last.tables()[0])
 
 
 def test_adapters_travel_only_where_they_are_needed(world: Path, half: Study, tmp_path: Path) -> None:

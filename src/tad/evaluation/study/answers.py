@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tad.errors import TadError
 from tad.evaluation.questions import Questions
@@ -97,5 +98,19 @@ def grade_missing(folder: Path, questions: Questions, gradable: set[str], worker
 
 def is_whole(folder: Path) -> bool:
     """Whether every row of a run is there, without reading them."""
+    return _summary(folder).get("complete", False)
+
+
+def list_ungraded(folder: Path) -> set[str]:
+    """The tasks of a run that have answers without a verdict."""
+    tasks = _summary(folder).get("tasks", {})
+    return {
+        task
+        for task, templates in tasks.items()
+        if any(found["graded"] < found["n"] for found in templates.values())
+    }
+
+
+def _summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
-    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8"))["complete"])
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

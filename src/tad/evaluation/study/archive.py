@@ -1,8 +1,8 @@
 """A study in a few files that travel: what another machine needs to go on, to grade, and to make the tables.
 
 Packed are stores, answers, logs of training (thinned) and records; of students only the adapters that the recipe keeps and those
-of cells that are not decoded yet. Rows go as columns: texts stay only where they have no verdict yet. Unpacking adds to a study
-what it does not have.
+of cells that are not decoded yet. The rows of a model's runs go as columns of one file, in which runs share what they have in
+common. Unpacking adds to a study what it does not have; rows may stay columns where a study only goes on.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tad.errors import TadError
 from tad.evaluation.files import read_lines, write_whole
 from tad.evaluation.results import META, ROWS, SUMMARY, Results
 from tad.evaluation.study.answers import is_whole
-from tad.evaluation.study.numbers import CACHE
+from tad.evaluation.study.numbers import COLUMNS
 from tad.evaluation.study.plan import STUDY, TIMINGS, Plan
 from tad.evaluation.study.workbench import find_result
 from tad.training.distill import LOG
 from tad.training.record import RECORD
 
 NAME = "study.tar.gz"
-COLUMNS = "rows.parquet"
 PART = 15 * 10**6
 PARTS = 6
 _THIN = 10  # every so many lines of a log
+_LEFT_OUT = {"prompt": "", "ids": [], "steps": []}  # of every row
 
 
 def pack(study: Plan, dest: Path, texts: bool = True, parts: int = PARTS) -> list[str]:
@@ -47,9 +48,8 @@ def pack(study: Plan, dest: Path, texts: bool = True, parts: int = PARTS) -> lis
         for path in _plain_files(study.out):
             name = str(path.relative_to(study.out))
             _add(tar, name, thin(path) if path.name == LOG else path.read_bytes())
-        for meta in sorted((study.out / "answers").glob(f"*/*/{META}")):
-            name = str((meta.parent / COLUMNS).relative_to(study.out))
-            _add(tar, name, as_columns(Results.open(meta.parent), texts))
+        for folder in sorted((study.out / "answers").glob("*")):
+            _add(tar, str((folder / COLUMNS).relative_to(study.out)), as_columns(folder, texts))
         needed = len(gzip.compress(whole.getvalue(), 1))
         if needed > room:
             raise TadError(
@@ -114,26 +114,57 @@ def thin(log: Path) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in chosen).encode()
 
 
-def as_columns(results: Results, texts: bool) -> bytes:
-    """The rows of a run as Parquet."""
-    records = []
-    for row in results.rows():
-        record = row.as_record() | {"prompt": "", "ids": [], "steps": []}
-        if not texts and row.correct is not None:
-            record |= {"text": "", "reason": None, "extracted": None}
-        records.append(record)
-    schema = pa.schema(
-        [(name, pa.string()) for name in ("task", "template", "id", "level", "question", "prompt", "text")]
-        + [("correct", pa.bool_()), ("reason", pa.string()), ("extracted", pa.string())]
-        + [(name, pa.int32()) for name in ("tokens", "tokens_all", "forwards")]
-        + [(name, pa.float32()) for name in ("seconds", "share")]
-        + [(name, pa.list_(pa.int32())) for name in ("ids", "steps")]
-    )
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("run", "task", "template", "id", "level", "question", "text")]
+    + [("correct", pa.bool_()), ("reason", pa.string()), ("extracted", pa.string())]
+    + [(name, pa.int32()) for name in ("tokens", "tokens_all", "forwards")]
+    + [(name, pa.float32()) for name in ("seconds", "share")]
+)
+
+
+def as_columns(folder: Path, texts: bool) -> bytes:
+    """All rows of a model's runs as Parquet: those that are still columns, and those in files of their own."""
+    tables = []
+    for run in sorted(meta.parent for meta in folder.glob(f"*/{META}")):
+        rows = [
+            {name: getattr(row, name, run.name) for name in SCHEMA.names} for row in Results.open(run).rows()
+        ]
+        tables += [pa.Table.from_pylist(rows, schema=SCHEMA)] if rows else []
+    if not tables and texts and (folder / COLUMNS).is_file():
+        return (folder / COLUMNS).read_bytes()
+    table = _join(folder / COLUMNS, tables)
+    if not texts:
+        judged = pc.is_valid(table["correct"])
+        for name, nothing in (("text", ""), ("reason", None), ("extracted", None)):
+            blank = pa.scalar(nothing, pa.string())
+            column = pc.if_else(judged, blank, table[name])
+            table = table.set_column(table.schema.get_field_index(name), name, column)
+    return _encode(table)
+
+
+def _encode(table: pa.Table) -> bytes:
+    """One row group and a dictionary without limit: a text that many runs give is there once."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.Table.from_pylist(records, schema=schema), sink, compression="zstd", compression_level=12
+        table,
+        sink,
+        compression="zstd",
+        compression_level=7,
+        row_group_size=len(table) + 1,
+        dictionary_pagesize_limit=2**30,
+        data_page_size=2**26,
     )
     return sink.getvalue().to_pybytes()
+
+
+def _join(path: Path, tables: list[pa.Table]) -> pa.Table:
+    """These runs, and those of a file that are not among them."""
+    found = [table.cast(SCHEMA) for table in tables]
+    if path.is_file():
+        newer = pa.array({name for table in found for name in table["run"].unique().to_pylist()}, pa.string())
+        there = pq.read_table(path).cast(SCHEMA)
+        found.append(there.filter(pc.invert(pc.is_in(there["run"], value_set=newer))))
+    return pa.concat_tables(found) if found else SCHEMA.empty_table()
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -142,8 +173,11 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(entry, io.BytesIO(data))
 
 
-def unpack(dest: Path, out: Path) -> None:
-    """Bring what was packed into `dest` to the study at `out`; what is whole there stays."""
+def unpack(dest: Path, out: Path, rows: bool = True) -> None:
+    """Bring what was packed into `dest` to the study at `out`; what is whole there stays.
+
+    Without `rows`, finished runs stay columns: enough to go on, to make tables and to pack again, and much quicker.
+    """
     found = sorted(dest.glob(f"{NAME}.*"))
     if not found:
         raise TadError(f"{dest}: no {NAME}.* there")
@@ -151,33 +185,42 @@ def unpack(dest: Path, out: Path) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in found))) as tar:
         tar.extractall(fresh, filter="data")
-    for columns in sorted(fresh.rglob(COLUMNS)):
-        rows = pq.read_table(columns).to_pylist()
-        columns.unlink()
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        # Rows of an incomplete run go where a run under way keeps them.
-        write_whole(columns.with_name(ROWS if is_whole(columns.parent) else "part-00000.jsonl"), lines)
-    for folder in sorted(fresh.glob("*/*")):
-        if folder.parent.name == "answers":
-            for run in sorted(path for path in folder.iterdir() if path.is_dir()):
-                _take_run(run, out / run.relative_to(fresh))
-        else:
-            _take_files(folder, out / folder.relative_to(fresh))
+    for folder in sorted(fresh.glob("answers/*")):
+        _take_answers(folder, out / "answers" / folder.name, rows)
+    for folder in sorted([*fresh.glob("stores/*"), *fresh.glob("students/*")]):
+        _take_files(folder, out / folder.relative_to(fresh))
     for path in (path for path in fresh.iterdir() if path.is_file()):
         if not (out / path.name).exists():
             shutil.copy(path, out / path.name)
     shutil.rmtree(fresh)
 
 
-def _take_run(source: Path, target: Path) -> None:
-    """A run that is there stays, unless the archive has more rows or more verdicts of it."""
-    if (target / META).exists():
-        here, there = Results.open(target).rows(), Results.open(source).rows()
-        judged = [sum(row.correct is not None for row in rows) for rows in (here, there)]
-        if len(here) >= len(there) and judged[0] >= judged[1]:
-            return
-        shutil.rmtree(target)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(CACHE))
+def _take_answers(source: Path, target: Path, rows: bool) -> None:
+    """The runs of a model. One that is there stays, unless the archive has more rows or more verdicts of it."""
+    runs = sorted(meta.parent for meta in source.glob(f"*/{META}"))
+    if not rows and not target.exists() and all(is_whole(run) for run in runs):
+        shutil.copytree(source, target)
+        return
+    table = pq.read_table(source / COLUMNS)
+    kept = []
+    for run in runs:
+        goal, own = target / run.name, table.filter(pc.equal(table["run"], run.name))
+        judged = pc.sum(pc.is_valid(own["correct"])).as_py() or 0
+        if (goal / META).exists():
+            here = Results.open(goal).rows()
+            if len(here) >= len(own) and sum(row.correct is not None for row in here) >= judged:
+                continue
+            shutil.rmtree(goal)
+        shutil.copytree(run, goal)
+        if is_whole(run) and not rows:
+            kept.append(own)
+            continue
+        records = [{**row, **_LEFT_OUT} for row in own.drop_columns("run").to_pylist()]
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        # Rows of an incomplete run go where a run under way keeps them.
+        write_whole(goal / (ROWS if is_whole(run) else "part-00000.jsonl"), lines)
+    if kept:
+        (target / COLUMNS).write_bytes(_encode(_join(target / COLUMNS, kept)))
 
 
 def _take_files(source: Path, target: Path) -> None:

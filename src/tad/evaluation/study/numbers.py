@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from tad.decoding import get_decoder
 from tad.decoding.decoders import parameters
@@ -25,6 +26,7 @@ from tad.evaluation.sweep import FIRST, Setting
 
 RESAMPLES = 1000
 CACHE = ".numbers.npz"
+COLUMNS = "rows.parquet"  # beside the runs of a model, where their rows have not been unpacked
 Interval = tuple[float, float]
 
 
@@ -42,6 +44,8 @@ class Numbers:
 def read_numbers(folder: Path) -> Numbers:
     """The numbers of a complete run; kept beside the rows, since a study reads them again and again."""
     rows_file, cache = folder / ROWS, folder / CACHE
+    if not rows_file.is_file():
+        return _read_columns(folder)
     names = ("task", "question", "correct", "tokens", "forwards")
     state = rows_file.stat()
     stamp = f"{state.st_size}-{state.st_mtime_ns}"
@@ -62,6 +66,23 @@ def read_numbers(folder: Path) -> Numbers:
         np.savez_compressed(file, stamp=np.array(stamp), **{name: getattr(found, name) for name in names})
     partial.replace(cache)
     return found
+
+
+def _read_columns(folder: Path) -> Numbers:
+    """From what an archive holds of all runs of the model."""
+    table = pq.read_table(folder.parent / COLUMNS, filters=[("run", "==", folder.name)])
+
+    def column(name: str) -> np.ndarray:
+        return np.asarray(table[name].to_numpy())
+
+    parts = zip(*(table[name].to_pylist() for name in ("id", "template", "question")), strict=True)
+    return Numbers(
+        np.array(table["task"].to_pylist()),
+        np.array([" ".join(entry) for entry in parts]),
+        np.array([np.nan if value is None else float(value) for value in table["correct"].to_pylist()]),
+        column("tokens").astype(np.float64),
+        column("forwards").astype(np.float64),
+    )
 
 
 @dataclass(frozen=True)

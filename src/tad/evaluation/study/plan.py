@@ -12,10 +12,8 @@ from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from tad.errors import TadError
-from tad.evaluation.study.answers import is_whole
+from tad.evaluation.study.answers import is_whole, list_ungraded
 from tad.evaluation.study.cells import Base, Cell, Hashes, Resolved, choose, resolve_methods
 from tad.evaluation.study.numbers import Answers, read_numbers
 from tad.evaluation.study.recipe import StudyRecipe
@@ -227,8 +225,7 @@ class Plan:
         folder = self.answers_folder(cell)
         runs = [folder / setting.name for setting in self.hashes.settings(cell)]
         if all(is_whole(run) for run in runs):
-            graded = not any(np.isnan(read_numbers(run).correct).any() for run in runs)
-            return DONE if graded else UNGRADED
+            return UNGRADED if any(list_ungraded(run) for run in runs) else DONE
         student = self.student_folder(cell)
         return TRAINED if student is not None and find_result(student) is not None else MISSING
 

@@ -18,14 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tad.evaluation.files import create_folder, write_json, writing
 from tad.evaluation.run import Identity
-from tad.evaluation.study.answers import answer, find_gradable, grade_missing, is_whole
+from tad.evaluation.study.answers import answer, find_gradable, grade_missing, is_whole, list_ungraded
 from tad.evaluation.study.cells import Cell
 from tad.evaluation.study.chain import Silent, Stopped, Watch, describe_log, describe_training
-from tad.evaluation.study.numbers import read_numbers
 from tad.evaluation.study.plan import DONE, STUDY, UNGRADED, Plan
 from tad.evaluation.study.recipe import StudyRecipe
 from tad.evaluation.study.tables import Table, write_table
@@ -51,10 +48,17 @@ class Study(Plan):
         self.deadline: float | None = None
         self._able: dict[str, set[str]] = {}
 
-    def run(self, only: Sequence[str] = (), minutes: float | None = None, grade: bool = True) -> bool:
+    def run(
+        self,
+        only: Sequence[str] = (),
+        minutes: float | None = None,
+        grade: bool = True,
+        tables: bool = True,
+    ) -> bool:
         """Do what is missing, then write the tables; whether everything that was asked for is there.
 
-        With `minutes`, nothing is begun that is expected to end later; the piece of work in flight may be stopped.
+        With `minutes`, nothing is begun that is expected to end later; the piece of work in flight may be stopped. `grade`: also
+        look for verdicts that are missing in finished runs.
         """
         began = time.monotonic()
         self.deadline = None if minutes is None else began + 60 * minutes
@@ -77,7 +81,8 @@ class Study(Plan):
                 complete = False
             if grade:
                 self._grade_all()
-            self.write_tables()
+            if tables:
+                self.write_tables()
         return complete
 
     def _finished(self, cell: Cell, grade: bool) -> bool:
@@ -185,8 +190,7 @@ class Study(Plan):
         folder = self.answers_folder(cell)
         for setting in self.hashes.settings(cell):
             run = folder / setting.name
-            numbers = read_numbers(run)
-            if set(numbers.task[np.isnan(numbers.correct)].tolist()) & able:
+            if list_ungraded(run) & able:
                 count = grade_missing(run, questions, able, self.recipe.evaluate.graders)
                 self.watch.say(f"{cell.label}, {setting.name}: {count} verdicts")
 
