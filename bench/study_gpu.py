@@ -35,6 +35,7 @@ TINY = [
     "distill.learning.steps=2",
     "distill.batch={size: 4, micro: 4}",
     "distill.precision=fp32",
+    "distill.workers=0",
     "evaluate.batch_size=12",
     "evaluate.thresholds={entropy: [0.5], confidence: [0.9]}",
     "seeds=[0]",

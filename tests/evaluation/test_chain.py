@@ -117,6 +117,18 @@ def test_stages_in_the_wrong_order_say_which_one_is_missing(world: Path, tmp_pat
         chain.run(("destill",))
 
 
+def test_what_cannot_be_graded_here_is_said_before_anything_is_collected(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TadError("no sandbox here")
+
+    monkeypatch.setattr("tad.evaluation.questions.Questions.check_graders", refuse)
+    with pytest.raises(TadError, match="no sandbox here"):
+        Chain(run_recipe(world), tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_processes_do_not_share_a_directory(world: Path, tmp_path: Path) -> None:
     from tad.evaluation.files import writing
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import Results
-from tad.evaluation.study import Study
+from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.answers import grade_missing
 from tad.evaluation.study.cells import Base, Hashes, resolve_methods
 from tad.evaluation.study.numbers import read_numbers
@@ -50,6 +50,12 @@ def test_varied_and_inherited_methods_are_written_out(world: Path) -> None:
     assert found["plain"].distill() == {"objective": {"name": "tad", "window": 2, "teacher": "plain"}}
     assert (found["plain"].store, found["cached"].store, found["base"].store) == ("plain", "teacher", None)
     assert found["v2"].absent
+
+
+def test_a_recipe_that_was_written_out_and_read_again_is_the_same(world: Path) -> None:
+    recipe = study_recipe(world)
+    again = StudyRecipe.model_validate(recipe.model_dump(mode="json"))
+    assert resolve_methods(again) == resolve_methods(recipe)
 
 
 def test_a_trial_stands_between_the_tuned_method_and_what_is_changed_in_its_like(world: Path) -> None:

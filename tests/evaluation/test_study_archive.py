@@ -202,3 +202,25 @@ def test_the_tiny_sizes_fit_every_bundled_study(bench: ModuleType, tmp_path: Pat
         assert {task.options["size"] for task in recipe.evaluate.tasks} == {2}
         assert {task["options"]["size"] for task in recipe.collect["tasks"]} == {2}
         assert len(Study(recipe, tmp_path / name).methods) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_every_store_and_every_training_of_the_bundled_studies_works(
+    bench: ModuleType, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One problem of each task and one step; nothing is decoded."""
+    monkeypatch.setattr(bench, "TINY_SIZE", 1)
+    words = ["run", f"study-nano-{family}", str(tmp_path), "tuning=null", "--tiny"]
+    small = ["distill.learning.steps=1", "distill.batch={size: 2, micro: 2}", "distill.states=2"]
+    recipe = bench.read_recipe(bench.read_options([*words[:4], *small, "--tiny"]))
+    study = Study(recipe, tmp_path / "study")
+    trained = set()
+    for name, method in study.methods.items():
+        if method.store is not None:
+            cell = study.cell(name, 0)
+            study._train(cell, study._collect(method.store))
+            trained.add(study.student_folder(cell))
+    assert len(list((tmp_path / "study" / "stores").iterdir())) == len(recipe.stores)
+    assert all((folder / "adapter").is_dir() for folder in trained)
+    assert len(trained) == 38

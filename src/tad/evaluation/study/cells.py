@@ -141,7 +141,7 @@ def _lineage(recipe: StudyRecipe, name: str, above: tuple[str, ...]) -> list[tup
     if name in above:
         raise TadError(f"{recipe.name}: methods.{name}: is like itself, through {', '.join(above)}")
     own = recipe.methods[name]
-    given = own.model_dump(exclude_unset=True)
+    given = own.model_dump(exclude_defaults=True)
     before = [] if own.like is None else _lineage(recipe, own.like, (*above, name))
     return [*before, (name, given)]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,6 +104,8 @@ class Chain:
         unknown = next((name for name in stages if name not in STAGES), None)
         if unknown is not None:
             raise TadError(f"stage '{unknown}' is not known; known: {', '.join(STAGES)}")
+        if "evaluate" in stages:
+            self.questions.check_graders()  # now, and not after hours of training
         create_folder(self.out)
         with writing(self.out):
             self._record()
@@ -113,6 +116,10 @@ class Chain:
             except Stopped:
                 return False
         return True
+
+    @cached_property
+    def questions(self) -> Questions:
+        return Questions(self.recipe.evaluate.tasks, self.recipe.data_dir)
 
     @property
     def bench(self) -> Workbench:
@@ -175,7 +182,7 @@ class Chain:
     def _evaluate(self) -> None:
         recipe, section = self.recipe, self.recipe.evaluate
         asked = recipe.eval_recipe(section.tasks)
-        questions = Questions(section.tasks, recipe.data_dir)
+        questions = self.questions
         for name, source in self._models():
             with self.watch.stage(f"Evaluate '{name}' on {len(questions.items)} problems"):
                 lm = self.bench.base() if source is None else self.bench.trained(source)
