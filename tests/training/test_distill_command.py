@@ -24,7 +24,9 @@ from tad.models import DREAM, LLADA
 from tad.training.distill import build_objective
 from tad.training.distill_recipe import DistillRecipe
 
-DISTILL = sorted(p.stem for p in BUNDLED.glob("*.yaml") if not p.stem.startswith(("collect", "pretrain")))
+DISTILL = sorted(
+    p.stem for p in BUNDLED.glob("*.yaml") if not p.stem.startswith(("collect", "pretrain", "run-", "study-"))
+)
 
 
 @pytest.fixture(scope="module")
