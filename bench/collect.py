@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from tad.decoding import Engine
 from tad.models import LM, SpecialTokens, load
 from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
 from tad.trajectories.collect import agreement, roll_out_cached
@@ -112,13 +113,12 @@ def measure(
     seconds, exact = timed(lambda: roll_out(lm, batch, batch, length, pace), device)
     add("exact", len(batch), seconds, len(batch) * length)
     if options.compile:
-        lm.model.compile(dynamic=False)
+        engine = Engine(lm.model, compiled=True)
         began = time.perf_counter()
-        seconds, compiled = timed(lambda: roll_out(lm, batch, batch, length, pace), device)
+        seconds, compiled = timed(lambda: roll_out(lm, batch, batch, length, pace, engine=engine), device)
         whole = time.perf_counter() - began
         same = agreement(exact, compiled)
         add("exact, compiled", len(batch), seconds, len(batch) * length, agreement=same, with_compile_s=whole)
-        lm.model._compiled_call_impl = None
     wide = prompts[: options.cached_batch]
     seeds = [0] * len(wide)
     seconds, cached = timed(lambda: roll_out_cached(lm, wide, length, pace, "dual", seeds), device)

@@ -48,7 +48,9 @@ def test_there_are_few_buckets() -> None:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=9))
 def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]]) -> None:
     fed, candidates = [row[0] for row in rows], [row[1] for row in rows]
-    shape = StepShape.holding(fed, candidates, len(rows), columns=300, length=64)
+    exact = StepShape.exact(fed, candidates, alone=len(rows) == 1)
+    shape = exact.rounded(len(rows), columns=300, length=64)
+    assert shape.rounded(len(rows), columns=300, length=64) == shape
     assert shape.tokens >= sum(fed)
     assert shape.window >= max(fed)
     assert shape.candidates >= sum(candidates)

@@ -22,8 +22,11 @@ _KEPT: dict[str, Engine] = {}
 
 
 def kept_engine(lm: LM) -> Engine:
-    """One engine per family for all tests of this module: what earlier ones left behind must not matter."""
-    return _KEPT.setdefault(lm.source, Engine(lm.model))
+    """One engine per family for all tests of this module: what earlier ones left behind must not matter.
+
+    Sizes are rounded as they are where steps are recorded.
+    """
+    return _KEPT.setdefault(lm.source, Engine(lm.model, bucketed=True))
 
 
 def assert_same(found: list[Decoded], wanted: list[Decoded]) -> None:
@@ -42,6 +45,14 @@ def test_every_named_decoder_gives_the_tokens_of_the_loop(
     plain = decode(lm, some, name, gen_length=64, engine="plain")
     for slots in (1, 3):
         assert_same(decode(lm, some, name, 64, batch_size=slots, engine=kept_engine(lm)), plain)
+
+
+@pytest.mark.parametrize("name", ["tad", "tad-cached", "d2f", "fast-dllm-dual"])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_sizes_as_they_are_give_the_same(lm: LM, prompts: list[list[int]], name: str, slots: int) -> None:
+    some = prompts[3:7]
+    plain = decode(lm, some, name, 32, block=16, engine="plain")
+    assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=Engine(lm.model)), plain)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +179,7 @@ def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pyt
 
 
 def test_buffers_stay_where_they_are(lm: LM, prompts: list[list[int]]) -> None:
-    engine = Engine(lm.model)
+    engine = Engine(lm.model, bucketed=True)
     decode(lm, prompts, "tad-cached", 32, batch_size=3, engine=engine)
     (stepper,) = engine.sets.values()
     places = [tensor.data_ptr() for tensor in stepper.slots.tensors()]
@@ -188,7 +199,7 @@ def test_what_earlier_rows_left_in_the_buffers_does_not_matter(lm: LM, prompts: 
 
 
 def test_fifty_lengths_need_few_shapes(lm: LM) -> None:
-    engine = Engine(lm.model)
+    engine = Engine(lm.model, bucketed=True)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(8, 400, (50,), generator=generator).tolist()
     for length in lengths:
@@ -200,7 +211,7 @@ def test_fifty_lengths_need_few_shapes(lm: LM) -> None:
 
 def test_two_hundred_generations_add_nothing() -> None:
     lm, prompts = tiny("dream"), tiny_prompts("dream")  # the family whose outputs are kept too
-    engine = Engine(lm.model)
+    engine = Engine(lm.model, bucketed=True)
 
     def generate(number: int) -> None:
         size = 1 + number % 3

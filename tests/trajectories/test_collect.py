@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tad.config import parse_recipe
@@ -70,6 +71,30 @@ def test_rows_do_not_depend_on_the_batch_size(world: Path, tmp_path: Path, famil
     many = run(world, tmp_path / "many", family, batch_size=12)
     assert len(content(one)) == EXAMPLES
     assert content(one) == content(many)
+
+
+def revealed(store: TrajectoryStore) -> list[tuple]:
+    return [(row.id, row.tokens, row.reveal, row.n_real) for row in store.rows()]
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_compiled_collection_makes_the_same_rows_and_may_continue_a_run(
+    world: Path, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: asked.append(function) or function)
+    usual = run(world, tmp_path / "usual", cache=cache)
+    assert not asked
+    compiled = run(world, tmp_path / "compiled", cache=cache, compile=True)
+    assert asked
+    assert revealed(compiled) == revealed(usual)
+    assert compiled.meta == usual.meta
+
+
+@pytest.mark.slow
+def test_collection_compiled_in_earnest_makes_the_same_rows(world: Path, tmp_path: Path) -> None:
+    usual, compiled = run(world, tmp_path / "usual"), run(world, tmp_path / "compiled", compile=True)
+    assert revealed(compiled) == revealed(usual)
 
 
 @pytest.mark.parametrize("order", ["teacher", "student"])
@@ -199,6 +224,7 @@ def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path
     [
         ({"samples": 2}, "samples above 1 would all be the same"),
         ({"cache": "dual", "order": "student"}, "works with order 'teacher' only"),
+        ({"compile": True, "order": "random"}, "compile works with order 'teacher'"),
         ({"block": 7}, "not a multiple of the block length 7"),
         ({"tokens": "reference"}, "needs another order"),
         ({"tasks": [{"name": "nano-code"}], "reference": "majority"}, "cannot vote"),

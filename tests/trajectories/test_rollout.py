@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tad.decoding import decode
+from tad.decoding import Engine, decode
 from tad.errors import TadError
 from tad.models import LM
 from tad.trajectories.partition import state
@@ -54,7 +54,31 @@ def test_the_papers_order_is_the_one_by_one_decoder_on_the_privileged_prompt(
         assert sorted(rollout.reveal) == list(range(1, LENGTH + 1))
         for mine, theirs in zip(rollout.teacher, row.confidence, strict=True):
             assert math.isnan(mine) == (theirs == 0)
-            assert math.isnan(mine) or abs(mine - theirs) < 1e-6
+            assert math.isnan(mine) or abs(mine - theirs) < 1e-5
+
+
+@pytest.mark.parametrize("pace", [{}, {"stop_at_end": False}, {"temperature": 0.7}])
+def test_rollouts_through_the_engine_are_the_same(lm, privileged, plain, pace) -> None:
+    usual = roll(lm, privileged, plain, **pace)
+    seeds = range(len(plain))
+    found = roll_out(lm, privileged, plain, LENGTH, Pace(block=BLOCK, **pace), seeds, engine=Engine(lm.model))
+    for one, other in zip(found, usual, strict=True):
+        assert (one.tokens, one.reveal, one.n_real) == (other.tokens, other.reveal, other.n_real)
+        assert one.teacher == pytest.approx(other.teacher, abs=1e-4, nan_ok=True)
+
+
+def test_the_engine_is_not_asked_for_other_orders(lm, privileged, plain) -> None:
+    usual = roll(lm, privileged, plain, order="left-to-right")
+    pace = Pace(block=BLOCK, order="left-to-right")
+    found = roll_out(lm, privileged, plain, LENGTH, pace, range(len(plain)), engine=Engine(lm.model))
+    assert [row.reveal for row in found] == [row.reveal for row in usual]
+
+
+def test_rows_keep_their_places_whatever_their_lengths(lm, privileged, plain) -> None:
+    order = [3, 0, 2, 1, 4][: len(plain)]
+    rows = roll(lm, privileged, plain)
+    mixed = roll(lm, [privileged[i] for i in order], [plain[i] for i in order])
+    assert [row.tokens for row in mixed] == [rows[i].tokens for i in order]
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -20,6 +20,7 @@ __all__ = [
     "Decoded",
     "Decoder",
     "Engine",
+    "EngineChoice",
     "Step",
     "StepCallback",
     "check_prompt",

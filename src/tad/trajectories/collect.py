@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 
 import tad
-from tad.decoding import decode
+from tad.decoding import Engine, decode
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Example, Task, Verdict, get_task
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
-from tad.trajectories.rollout import Pace, Rollout, roll_out
+from tad.trajectories.rollout import Pace, Rollout, roll_out, roll_out_cached
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 UNSURE = 0.5  # the teacher's confidence below which a reveal is reported
@@ -71,6 +71,9 @@ class Collector:
             stop_at_end=recipe.stop_at_end,
         )
         self.pace.check(recipe.gen_length)
+        if recipe.compile and not self.pace.is_decoding:
+            raise TadError("compile works with order 'teacher', tokens 'teacher' and floor 0 only")
+        self.engine = Engine(lm.model, compiled=True) if recipe.compile else None
         self.items = list(_mix(recipe))
 
     @property
@@ -155,9 +158,19 @@ class Collector:
         if recipe.cache == "none":
             references = [job.written for job in jobs] if recipe.tokens == "reference" else None
             return roll_out(
-                self.lm, shown, plain, recipe.gen_length, self.pace, seeds, references, self.student
+                self.lm,
+                shown,
+                plain,
+                recipe.gen_length,
+                self.pace,
+                seeds,
+                references,
+                self.student,
+                self.engine,
             )
-        return roll_out_cached(self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds)
+        return roll_out_cached(
+            self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds, self.engine or "auto"
+        )
 
     def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict]:
         verdicts: list[Verdict | None] = [
@@ -217,35 +230,6 @@ class Collector:
             answer = Counter(sorted(cast)).most_common(1)[0][0] if cast else ""
             chosen.append(replace(item, reference=answer, origin="majority"))
         return chosen
-
-
-def roll_out_cached(
-    lm: LM, prompts: Sequence[Sequence[int]], length: int, pace: Pace, cache: str, seeds: Sequence[int]
-) -> list[Rollout]:
-    """The paper's order through the one-by-one decoder with a prefix or dual cache: faster, and approximate."""
-    nan = float("nan")
-    rollouts = []
-    with lm.base():
-        rows = decode(
-            lm,
-            prompts,
-            "one-by-one",
-            length,
-            seed=seeds,
-            block=pace.block,
-            cache=cache,
-            temperature=pace.temperature,
-            stop="end" if pace.stop_at_end else "off",
-        )
-    for row in rows:
-        reveal, later = list(row.steps), row.forwards
-        for position, step in enumerate(row.steps):
-            if step == 0:
-                later += 1
-                reveal[position] = later
-        sure = [p if step else nan for p, step in zip(row.confidence, row.steps, strict=True)]
-        rollouts.append(Rollout(row.tokens, reveal, row.forwards, sure, [nan] * length))
-    return rollouts
 
 
 def agreement(exact: Sequence[Rollout], other: Sequence[Rollout]) -> dict[str, float]:

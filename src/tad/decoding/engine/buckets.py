@@ -55,12 +55,17 @@ class StepShape:
     widest: int  # the row's with most candidates
 
     @classmethod
-    def holding(
-        cls, fed: list[int], candidates: list[int], slots: int, columns: int, length: int
-    ) -> StepShape:
-        """The shape for rows that feed and reveal these numbers of positions."""
-        tokens, widest = token_bucket(sum(fed)), min(doubled(max(candidates), 32), length)
-        if slots == 1:  # one row: nothing to pack or to pad
-            return cls(tokens, tokens, widest, widest)
-        window = min(doubled(max(fed), 64), columns)
-        return cls(tokens, window, doubled(sum(candidates), 32), widest)
+    def exact(cls, fed: list[int], candidates: list[int], alone: bool = False) -> StepShape:
+        """Just what rows need that feed and may reveal these numbers of positions; `alone` where there is one slot,
+        so that nothing is packed or padded."""
+        if alone:
+            return cls(sum(fed), sum(fed), sum(candidates), sum(candidates))
+        return cls(sum(fed), max(fed), sum(candidates), max(candidates))
+
+    def rounded(self, slots: int, columns: int, length: int) -> StepShape:
+        """The next shape that others share."""
+        tokens, widest = token_bucket(self.tokens), min(doubled(self.widest, 32), length)
+        if slots == 1:
+            return StepShape(tokens, tokens, widest, widest)
+        window = min(doubled(self.window, 64), columns)
+        return StepShape(tokens, window, doubled(self.candidates, 32), widest)

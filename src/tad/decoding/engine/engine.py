@@ -70,7 +70,8 @@ class Tenant:
 
 class Engine:
     """See the module. `compiled` and `capture` default to what pays: both on CUDA, neither elsewhere. `fused` compiles
-    the decisions too, for each decoder anew: for short steps and long runs."""
+    the decisions too, for each decoder anew: for short steps and long runs. `bucketed` rounds sizes up to a few, by
+    default where steps are recorded."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Engine:
         compiled: bool | None = None,
         capture: bool | None = None,
         fused: bool = False,
+        bucketed: bool | None = None,
     ) -> None:
         cuda = model.device.type == "cuda"
         self.device = model.device
@@ -85,6 +87,7 @@ class Engine:
         self.network = Network(model, self.compiled)
         self.recorder = Recorder(cuda if capture is None else capture and cuda, MAX_STEPS)
         # One layer's buffers are enough where nothing is stored from forward to forward.
+        self.bucketed = self.recorder.capture if bucketed is None else bucketed
         self.arenas = {True: Arena(model, model.shape.layers), False: Arena(model, 1)}
         self.sets: OrderedDict[tuple[Any, ...], Stepper] = OrderedDict()
         self._made_for = self._signature(model)
@@ -115,9 +118,10 @@ class Engine:
         """Decode all prompts, `slots` at a time. Arguments are taken as checked, and the decoder as one it serves."""
         if not prompts:
             return []
-        wide = prompt_bucket(max(len(prompt) for prompt in prompts))
+        wide, count = max(len(prompt) for prompt in prompts), min(slots or len(prompts), len(prompts))
+        if self.bucketed:
+            wide, count = prompt_bucket(wide), slot_bucket(count)
         method = Method(decoder.prepared(length, shift), tokens, shift, wide, length)
-        count = slot_bucket(min(slots or len(prompts), len(prompts)))
         masked = any(len(prompt) != wide for prompt in prompts)
         stepper = self._stepper(method, count)
         stepper.slots.clear()
@@ -128,13 +132,13 @@ class Engine:
             if free:
                 rows = [waiting.popleft() for _ in free]
                 self._admit(stepper, free, rows, prompts, seeds, tenants)
-            shape = StepShape.holding(
+            shape = StepShape.exact(
                 [tenant.fed for tenant in tenants.values()],
                 [tenant.candidates for tenant in tenants.values()],
-                count,
-                method.columns,
-                length,
+                alone=count == 1,
             )
+            if self.bucketed:
+                shape = shape.rounded(count, method.columns, length)
             self.recorder.run((method, count, masked, shape), partial(stepper.step, shape, masked))
             facts = stepper.slots.facts.tolist()  # the one read of this step
             if on_step is not None:
