@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -331,3 +334,25 @@ def test_the_command_lists_runs_and_writes_tables(
     late = CliRunner().invoke(app, ["study", str(file), "--out", str(tmp_path / "new"), "--minutes", "0"])
     assert late.exit_code == 0
     assert f"not complete; go on with: tad study {file} --out {tmp_path / 'new'}" in late.output
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_again_and_again_comes_to_the_same_numbers(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    file, out = tmp_path / "study.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(study_values(world)))
+    words = [sys.executable, "-m", "tad", "study", str(file), "--out", str(out)]
+    for pieces in (1, 4, 7, 11):  # killed in the middle of whatever comes after so many pieces of work
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len([*out.glob("*/*/*.json"), *out.glob("answers/*/*")]) < pieces:
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+    subprocess.run(words, check=True, capture_output=True)
+    for path in (done[0] / "answers").rglob("rows.jsonl"):
+        folder = path.parent.relative_to(done[0])
+        if not folder.name.startswith("tad-cached"):
+            mine, theirs = (read_numbers(one / folder) for one in (out, done[0]))
+            assert np.array_equal(mine.correct, theirs.correct)
+            assert np.array_equal(mine.forwards, theirs.forwards)
