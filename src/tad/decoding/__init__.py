@@ -39,7 +39,7 @@ def decode(
     seed: int | Sequence[int] = 0,
     batch_size: int | None = None,
     on_step: StepCallback | None = None,
-    engine: EngineChoice | Engine = "auto",
+    engine: EngineChoice | Engine = "plain",
     **overrides: Any,
 ) -> list[Decoded]:
     """Decode prompts (token ids) and return one result per prompt, in order.
@@ -47,8 +47,9 @@ def decode(
     `seed` is one for all rows or one per row; a row's samples depend on its own seed and prompt alone. `batch_size`
     cuts the prompts into batches of similar length. `overrides` are the decoder's parameters, see `get_decoder`.
 
-    `engine`: `plain` is the loop, `graph` the engine with its recorded steps (on a CPU the same steps, not recorded),
-    `auto` the engine on CUDA where it serves model and decoder, else the loop. An `Engine` of one's own is used as it
+    `engine`: `plain` is the loop, and the default until the engine has been measured on a GPU; `graph` the engine with
+    its recorded steps (on a CPU the same steps, not recorded); `auto` the engine on CUDA where it serves model and decoder,
+    else the loop. An `Engine` of one's own is used as it
     is. With the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
     """
     chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.shift)

@@ -169,7 +169,7 @@ class Collector:
                 self.engine,
             )
         return roll_out_cached(
-            self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds, self.engine or "auto"
+            self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds, self.engine or "plain"
         )
 
     def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict]:

@@ -102,7 +102,7 @@ def roll_out(
 
     Teacher and student are `lm` without adapter, in one batch of two rows each; a `student` of its own (the same
     weights with an adapter) is called separately. `references` are the tokens for tokens='reference'. `engine` runs
-    the paper's order through the decoder; it is chosen by itself on CUDA.
+    the paper's order through the decoder.
     """
     pace = pace or Pace()
     pace.check(length)
@@ -110,8 +110,8 @@ def roll_out(
     found: dict[int, Rollout] = {}
     for rows in _groups(lm, privileged, plain):
         shown, mine = [privileged[row] for row in rows], [seeds[row] for row in rows]
-        if pace.is_decoding and (engine is not None or lm.device.type == "cuda"):
-            done = roll_out_cached(lm, shown, length, pace, "none", mine, engine or "auto")
+        if pace.is_decoding and engine is not None:
+            done = roll_out_cached(lm, shown, length, pace, "none", mine, engine)
         else:
             asked = [plain[row] for row in rows]
             given = None if references is None else [references[row] for row in rows]
@@ -139,7 +139,7 @@ def roll_out_cached(
     pace: Pace,
     cache: str,
     seeds: Sequence[int],
-    engine: Engine | EngineChoice = "auto",
+    engine: Engine | EngineChoice = "plain",
 ) -> list[Rollout]:
     """The paper's order through the one-by-one decoder; with a prefix or dual cache faster, and approximate."""
     nan = float("nan")
