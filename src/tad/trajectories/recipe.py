@@ -47,7 +47,7 @@ class CollectRecipe(Recipe):
     cache: Literal["none", "prefix", "dual"] = "none"
     """Approximate but faster, for order 'teacher' only."""
     compile: bool = False
-    """Compile the layers first: a minute or so, then faster; for order 'teacher' only. On CUDA it is done anyway."""
+    """Compile the layers first: a minute or so, then faster; for order 'teacher' only."""
     reference: Literal["gold", "majority"] = "gold"
     """Where the teacher's reference comes from: the data, or the majority answer of unprivileged samples."""
     votes: Positive = 5
