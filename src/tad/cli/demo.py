@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TASKS = ("nano-word", "nano-math")
 TRAJECTORIES = 32  # of each task
-STEPS, STATES = 24, 16
+STEPS, STATES = 16, 16
 FINISHED = ".demo-finished"
 
 
