@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,8 +85,18 @@ def live(lm: LM, settings: Settings | None = None) -> Iterator[Live]:
         yield Live(app, server.servers[0].sockets[0].getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
-        assert not thread.is_alive()
+        thread.join(timeout=60)
+        if thread.is_alive():
+            raise AssertionError(f"the server does not end:\n{stacks()}")
+
+
+def stacks() -> str:
+    """Where every thread of this process stands."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame, limit=-12))}"
+        for ident, frame in sys._current_frames().items()
+    )
 
 
 def wait_until(condition: Any, seconds: float = 20.0) -> None:
