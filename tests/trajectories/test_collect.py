@@ -22,6 +22,7 @@ from tad.trajectories.collect import Collector, agreement, roll_out_cached
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import Pace, roll_out
 from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.summary import summarise
 from tad.trajectories.workers import collect_here, collect_with_ray
 from tiny_lm import write_checkpoint
 
@@ -270,3 +271,20 @@ def test_killed_and_interrupted_runs_end_in_the_same_store(world: Path, tmp_path
     store = TrajectoryStore.open(tmp_path / "broken")
     assert store.missing() == []
     assert content(store) == content(whole)
+
+
+def test_a_task_that_is_not_graded_keeps_every_rollout_without_a_verdict(world: Path, tmp_path: Path) -> None:
+    task = {"name": "jsonl", "options": {"path": str(world / "questions.jsonl")}, "graded": False}
+    store = run(world, tmp_path / "ungraded", tasks=[task], keep="correct")
+    rows = list(store.rows())
+    assert len(rows) == EXAMPLES
+    assert {(row.correct, row.reason, row.extracted) for row in rows} == {(None, "not graded", None)}
+    summary = summarise(store)
+    assert (summary.attempted, summary.graded, summary.correct, summary.by_task) == (EXAMPLES, 0, 0, {})
+    graded = list(run(world, tmp_path / "graded").rows())
+    assert [row.tokens for row in rows] == [row.tokens for row in graded]
+
+
+def test_the_choice_to_grade_is_part_of_a_store_only_where_it_is_not_made(world: Path) -> None:
+    recipe = parse_recipe(CollectRecipe, values(world))
+    assert "graded" not in recipe.decides()["tasks"][0]

@@ -171,7 +171,10 @@ class Watch:
         self.say(f"({time.monotonic() - began:.0f} s)")
 
     def shard(self, shard: int, stats: ShardStats) -> None:
-        self.draw(f"shard {shard}: {stats.correct} of {stats.attempted} rollouts right", True)
+        self.draw(
+            f"shard {shard}: {stats.correct} of {stats.attempted - stats.ungraded} graded rollouts right",
+            True,
+        )
 
     def begin(self, setting: Setting) -> Report:
         began = time.monotonic()

@@ -78,7 +78,7 @@ class _Progress:
         rate = self.rollouts / (time.monotonic() - self.began)
         steps = stats.steps / max(1, stats.attempted)
         typer.echo(
-            f"shard {shard:5d}  correct {stats.correct}/{stats.attempted}  kept {stats.kept}  "
+            f"shard {shard:5d}  correct {stats.correct}/{stats.attempted - stats.ungraded}  kept {stats.kept}  "
             f"mean steps {steps:.0f}  {rate:.2f} rollouts/s",
             err=True,
         )
@@ -187,11 +187,13 @@ def _print_summary(summary: Any, store: TrajectoryStore) -> None:
         f"{store.folder}: {summary.kept} trajectories of {summary.attempted} rollouts, "
         f"{summary.shards} of {summary.shards_planned} shards, {summary.bytes_per_row / 1000:.1f} KB a row"
     )
-    for task, (attempted, correct) in summary.by_task.items():
-        score = Score(attempted, correct)
+    for task, (graded, correct) in summary.by_task.items():
+        score = Score(graded, correct)
         typer.echo(
-            f"  {task:12s} {100 * score.accuracy:5.1f} % correct (s.e. {100 * score.standard_error:.1f}, n = {attempted})"
+            f"  {task:12s} {100 * score.accuracy:5.1f} % correct (s.e. {100 * score.standard_error:.1f}, n = {graded})"
         )
+    if summary.attempted > summary.graded:
+        typer.echo(f"  {summary.attempted - summary.graded} rollouts of tasks that are not graded")
     for reason, count in summary.reasons.items():
         typer.echo(f"  wrong: {count:5d} x {reason}")
     typer.echo(
@@ -250,8 +252,8 @@ def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool)
         for step in steps():
             canvas.take(step)
         console.print(canvas.draw(console.width))
-    verdict = "correct" if row.correct else "wrong"
-    console.print(f"{verdict}: {row.reason}; {row.n_real} steps, then end filler", markup=False)
+    verdict = row.reason if row.correct is None else f"{'correct' if row.correct else 'wrong'}: {row.reason}"
+    console.print(f"{verdict}; {row.n_real} steps, then end filler", markup=False)
 
 
 def _export(store: TrajectoryStore, path: Path, lm: LM) -> None:

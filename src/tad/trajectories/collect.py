@@ -37,6 +37,7 @@ class Item:
     template: str
     reference: str
     origin: str  # gold, majority, none
+    graded: bool = True
 
 
 @dataclass(frozen=True)
@@ -118,22 +119,26 @@ class Collector:
         """Judge the rollouts of a shard, and keep what the recipe says."""
         verdicts = self._verdicts(rollouts)
         rows, reasons, by_task = [], Counter[str](), dict[str, list[int]]()
-        steps = unsure = correct = 0
+        steps = unsure = correct = ungraded = 0
         for (job, rollout), verdict in zip(rollouts, verdicts, strict=True):
-            tally = by_task.setdefault(job.item.task.name, [0, 0])
-            tally[0] += 1
-            tally[1] += verdict.correct
-            correct += verdict.correct
-            if not verdict.correct:
-                reasons[_reason_class(verdict.reason)] += 1
+            right = verdict is not None and verdict.correct
+            if verdict is None:
+                ungraded += 1
+            else:
+                tally = by_task.setdefault(job.item.task.name, [0, 0])
+                tally[0] += 1
+                tally[1] += right
+                correct += right
+                if not right:
+                    reasons[_reason_class(verdict.reason)] += 1
             if rollout is None:
                 continue
             steps += rollout.n_real
             unsure += sum(sure < UNSURE for sure in rollout.teacher)
-            if verdict.correct or self.recipe.keep == "all":
+            if right or verdict is None or self.recipe.keep == "all":
                 rows.append(_trajectory(job, rollout, verdict))
         stats = ShardStats(
-            len(rollouts), len(rows), correct, dict(reasons.most_common(20)), steps, unsure, by_task
+            len(rollouts), len(rows), correct, dict(reasons.most_common(20)), steps, unsure, by_task, ungraded
         )
         return rows, stats
 
@@ -172,14 +177,15 @@ class Collector:
             self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds, self.engine or "plain"
         )
 
-    def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict]:
+    def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict | None]:
+        """None for rollouts of tasks that are not graded."""
         verdicts: list[Verdict | None] = [
             Verdict(False, "the prompt does not fit the context") if rollout is None else None
             for _, rollout in rollouts
         ]
         by_task: dict[str, list[int]] = {}
         for i, (job, rollout) in enumerate(rollouts):
-            if rollout is not None:
+            if rollout is not None and job.item.graded:
                 by_task.setdefault(job.item.task.name, []).append(i)
         for indices in by_task.values():
             task = rollouts[indices[0]][0].item.task
@@ -187,7 +193,7 @@ class Collector:
             for i, verdict in zip(indices, task.grade_many(pairs), strict=True):
                 item = rollouts[i][0].item
                 verdicts[i] = _by_majority(item, verdict) if item.origin == "majority" else verdict
-        return [verdict for verdict in verdicts if verdict is not None]
+        return verdicts
 
     def _text(self, job: Job, rollout: Rollout | None) -> str:
         assert rollout is not None
@@ -283,6 +289,8 @@ def fill(
 
 def _mix(recipe: CollectRecipe) -> Iterator[Item]:
     for section in recipe.tasks:
+        if recipe.reference == "majority" and not section.graded:
+            raise TadError(f"task '{section.name}': graded: false; reference: majority needs the grader")
         task = get_task(section.name, data_dir=recipe.data_dir, **section.options)
         examples = task.examples(section.split or ("train" if "train" in task.splits else None))
         for example in examples[: section.limit]:
@@ -295,7 +303,8 @@ def _mix(recipe: CollectRecipe) -> Iterator[Item]:
                 raise TadError(
                     f"task '{section.name}': its answers cannot vote; reference: majority is not for it"
                 )
-            yield Item(task, example, section.template, reference, "gold" if recipe.privileged else "none")
+            origin = "gold" if recipe.privileged else "none"
+            yield Item(task, example, section.template, reference, origin, section.graded)
 
 
 def _by_majority(item: Item, verdict: Verdict) -> Verdict:
@@ -311,7 +320,7 @@ def _reason_class(reason: str) -> str:
     return "".join("n" if c.isdigit() else c for c in reason)[:60]
 
 
-def _trajectory(job: Job, rollout: Rollout, verdict: Verdict) -> Trajectory:
+def _trajectory(job: Job, rollout: Rollout, verdict: Verdict | None) -> Trajectory:
     example = job.item.example
     return Trajectory(
         id=f"{example.id}#{job.sample}",
@@ -327,8 +336,8 @@ def _trajectory(job: Job, rollout: Rollout, verdict: Verdict) -> Trajectory:
         n_real=rollout.n_real,
         teacher_confidence=rollout.teacher,
         student_confidence=rollout.student,
-        correct=verdict.correct,
-        reason=verdict.reason,
-        extracted=verdict.extracted,
+        correct=None if verdict is None else verdict.correct,
+        reason="not graded" if verdict is None else verdict.reason,
+        extracted=None if verdict is None else verdict.extracted,
         reference=job.item.origin,
     )

@@ -23,6 +23,8 @@ class TaskSection(Recipe):
     """Which of the task's plain prompts the student is given."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The task's own options, such as `path` for jsonl."""
+    graded: bool = True
+    """False keeps every rollout of the task without a verdict, for machines that cannot grade it."""
 
 
 class CollectRecipe(Recipe):
@@ -66,4 +68,7 @@ class CollectRecipe(Recipe):
         values = self.model_dump(mode="json")
         for name in ("model", "device", "data_dir", "batch_size", "compile"):
             values.pop(name)
+        for task in values["tasks"]:
+            if task["graded"]:  # as in stores made before there was a choice
+                del task["graded"]
         return values

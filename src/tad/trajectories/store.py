@@ -67,7 +67,7 @@ class Trajectory:
     n_real: int
     teacher_confidence: list[float]
     student_confidence: list[float]
-    correct: bool
+    correct: bool | None  # None: not graded
     reason: str
     extracted: str | None
     reference: str
@@ -113,7 +113,8 @@ class ShardStats:
     reasons: dict[str, int]  # why rollouts were wrong
     steps: int  # real steps, all rollouts
     unsure: int  # of them, revealed with the teacher's confidence below one half
-    by_task: dict[str, list[int]]  # task -> [attempted, correct]
+    by_task: dict[str, list[int]]  # task -> [graded, correct]
+    ungraded: int = 0  # of the attempted, those of tasks that are not graded
 
 
 class TrajectoryStore:

@@ -22,7 +22,8 @@ class StoreSummary:
     attempted: int
     kept: int
     correct: int
-    by_task: dict[str, tuple[int, int]]  # attempted, correct
+    graded: int
+    by_task: dict[str, tuple[int, int]]  # graded, correct
     reasons: dict[str, int]
     mean_length: float  # real steps per kept trajectory
     mean_confidence: float  # teacher's, over kept real steps; nan where no teacher ran
@@ -39,9 +40,9 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
     reasons: Counter[str] = Counter()
     for entry in stats:
         reasons.update(entry.reasons)
-        for task, (attempted, correct) in entry.by_task.items():
+        for task, (graded, correct) in entry.by_task.items():
             before = by_task.get(task, (0, 0))
-            by_task[task] = (before[0] + attempted, before[1] + correct)
+            by_task[task] = (before[0] + graded, before[1] + correct)
     length = store.meta.gen_length
     sums, counts, lengths = np.zeros(length), np.zeros(length), []
     rows = 0
@@ -63,6 +64,7 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
         attempted=sum(entry.attempted for entry in stats),
         kept=rows,
         correct=sum(entry.correct for entry in stats),
+        graded=sum(entry.attempted - entry.ungraded for entry in stats),
         by_task=by_task,
         reasons=dict(reasons.most_common(8)),
         mean_length=float(np.mean(lengths)) if lengths else float("nan"),

@@ -243,7 +243,7 @@ def store_table(stores: Sequence[Store]) -> Table | None:
     table = Table("Trajectory stores", head, [Group("", [])])
     for store in stores:
         recipe, summary = store.meta.recipe, store.summary
-        correct = 100 * summary.correct / summary.attempted if summary.attempted else math.nan
+        correct = 100 * summary.correct / summary.graded if summary.graded else math.nan
         table.groups[0].rows.append(
             _cells(
                 store.name,

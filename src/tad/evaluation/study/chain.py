@@ -145,7 +145,7 @@ class Chain:
                 raise Stopped
             found = summarise(store)
             self.watch.say(
-                f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} right); mean length "
+                f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones right); mean length "
                 f"{found.mean_length:.0f} steps, teacher's mean confidence {found.mean_confidence:.3f}"
             )
 
