@@ -26,7 +26,7 @@ class Recorder:
         self.steps: OrderedDict[Hashable, Any] = OrderedDict()  # key -> graph, or the step itself
         self.made = 0  # steps ever recorded, forgotten ones included
         self.seconds = 0.0  # spent on first runs and recording
-        self.pool = torch.cuda.graph_pool_handle() if capture else None
+        self.pool: Any = None  # of the graphs that are kept
 
     def run(self, key: Hashable, step: Step) -> None:
         """Do the step of this key. `step` must be the same computation for the same key."""
@@ -50,8 +50,11 @@ class Recorder:
 
     def _record(self, step: Step) -> Step:
         torch.cuda.synchronize()
+        if not self.steps:  # a pool dies with the last graph that uses it, and cannot be taken up again
+            self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Other threads (a server's) may allocate meanwhile; only this one must not.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
         return replay

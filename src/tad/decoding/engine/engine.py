@@ -71,7 +71,8 @@ class Tenant:
 class Engine:
     """See the module. `compiled` and `capture` default to what pays: both on CUDA, neither elsewhere. `fused` compiles
     the decisions too, for each decoder anew: for short steps and long runs. `bucketed` rounds sizes up to a few, by
-    default where steps are recorded."""
+    default where steps are recorded. `packed` is attention over rows as they are packed, for half precision on CUDA: no
+    padding, and no mask where prompts differ in length. `mode` is `torch.compile`'s for the layers."""
 
     def __init__(
         self,
@@ -80,11 +81,14 @@ class Engine:
         capture: bool | None = None,
         fused: bool = False,
         bucketed: bool | None = None,
+        packed: bool = False,
+        mode: str | None = None,
     ) -> None:
         cuda = model.device.type == "cuda"
         self.device = model.device
         self.compiled, self.fused = cuda if compiled is None else compiled, fused
-        self.network = Network(model, self.compiled)
+        self.packed = packed
+        self.network = Network(model, self.compiled, mode)
         self.recorder = Recorder(cuda if capture is None else capture and cuda, MAX_STEPS)
         # One layer's buffers are enough where nothing is stored from forward to forward.
         self.bucketed = self.recorder.capture if bucketed is None else bucketed
@@ -180,7 +184,9 @@ class Engine:
         if key not in self.sets:
             lent = arena.lend(positions, method.keeps_outputs)
             slots = Slots.empty(method, count, self.device)
-            self.sets[key] = Stepper(self.network, method, slots, lent, self.compiled, self.fused)
+            self.sets[key] = Stepper(
+                self.network, method, slots, lent, self.compiled, self.fused, self.packed
+            )
         self.sets.move_to_end(key)
         while len(self.sets) > MAX_SETS:
             oldest, _ = self.sets.popitem(last=False)

@@ -24,12 +24,12 @@ from tad.models.transformer import Shape, rotary_table, rotate
 
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
-    fused kernels, one compilation for all layers and all sizes."""
+    fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s."""
 
-    def __init__(self, model: MaskedDiffusionModel, compiled: bool) -> None:
+    def __init__(self, model: MaskedDiffusionModel, compiled: bool, mode: str | None = None) -> None:
         self.model, self.shape = model, model.shape
         self.layers = read_weights(model)
-        self.parts = Parts(model.shape, compiled)
+        self.parts = Parts(model.shape, compiled, mode)
 
     def rotary(self, columns: int) -> tuple[Tensor, Tensor]:
         """cos and sin of every position up to `columns`: [columns, 1, head_dim]."""
@@ -55,10 +55,7 @@ class Network:
         slots, columns = canvas.shape
         x = self.model.embedding()(canvas[at.row, at.column])
         cos, sin = (table[at.position] for table in rotary)
-        every, some = (
-            ask if ask.bias is None else ask._replace(bias=ask.bias.to(x.dtype))
-            for ask in (at.every, at.some)
-        )
+        every, some = (_for_heads(ask, self.shape, x.dtype) for ask in (at.every, at.some))
         attended: Tensor | None = None
         for number, layer in enumerate(self.layers):
             keys, values = lent.layer(number)
@@ -69,7 +66,12 @@ class Network:
             else:
                 x, query = parts.cross(x, attended, self.layers[number - 1], layer, *written)
             asking, width = (some, widest) if trims else (every, window)
-            attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
+            if at.key_start is None:
+                attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
+            else:
+                attended = attend_packed(
+                    query, keys, values, asking.bounds, at.key_start, at.key_count, width, columns
+                )
         norm = cast(Tensor, self.model.get_submodule(self.model.names.norm).weight)
         out = cast(Tensor, parts.finish(x, attended, self.layers[last], norm))
         if not keep:
@@ -86,6 +88,35 @@ def spread(values: Tensor, lane: Tensor, slots: int, width: int) -> Tensor:
     return flat[:-1].view(slots, width, *values.shape[1:])
 
 
+def attend_packed(
+    query: Tensor,  # [n, heads, head_dim], rows behind each other
+    keys: Tensor,  # [positions, kv_heads, head_dim]
+    values: Tensor,
+    bounds: Tensor | None,  # [slots + 1] where each row's queries begin and end
+    key_start: Tensor,  # [slots + 1] where each row's keys begin
+    key_count: Tensor | None,  # [slots]
+    width: int,
+    columns: int,
+) -> Tensor:
+    """[n, width of the model]. What lies behind the last row's queries is not written."""
+    op = torch.ops.aten._flash_attention_forward
+    out = op(query, keys, values, bounds, key_start, width, columns, 0.0, False, False, seqused_k=key_count)[
+        0
+    ]
+    return cast(Tensor, out).reshape(len(query), -1)
+
+
+def _for_heads(asking: Asking, shape: Shape, dtype: torch.dtype) -> Asking:
+    """The bias in the scores' dtype, and for queries that share a key head as often as they do."""
+    bias = asking.bias
+    if bias is None:
+        return asking
+    bias = bias.to(dtype)
+    if bias.shape[2] > 1:
+        bias = bias.repeat(1, 1, shape.heads // shape.kv_heads, 1)
+    return asking._replace(bias=bias)
+
+
 def _attend(
     query: Tensor,  # [n, heads, head_dim]
     keys: Tensor,  # [slots * (columns + 1), kv_heads, head_dim]
@@ -96,27 +127,31 @@ def _attend(
     columns: int,
     shape: Shape,
 ) -> Tensor:
-    """[n, width of the model]. Queries that share a key head are lined up behind each other, so no key is repeated."""
+    """[n, width of the model]. Queries that share a key head are lined up behind each other, so no key is repeated; where
+    the kernel for that takes them as they are, they are not moved."""
     kv_heads, dim = shape.kv_heads, shape.head_dim
     groups, lane, bias = shape.heads // kv_heads, asking.lane, asking.bias
     alone = slots == 1 and len(lane) == width
     rows = query[None] if alone else spread(query, lane, slots, width)
-    asked = rows.view(slots, width, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)
-    asked = asked.reshape(slots, kv_heads, groups * width, dim)
     key, value = (
         part.view(slots, columns + 1, kv_heads, dim)[:, :columns].transpose(1, 2) for part in (keys, values)
     )
-    if bias is not None and bias.shape[2] > 1:
-        bias = bias.repeat(1, 1, groups, 1)
-    out = F.scaled_dot_product_attention(asked, key, value, attn_mask=bias)
-    out = out.view(slots, kv_heads, groups, width, dim).permute(0, 3, 1, 2, 4).reshape(slots * width, -1)
+    if groups == 1 or (bias is None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)):
+        asked = rows.view(slots, width, -1, dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(asked, key, value, attn_mask=bias, enable_gqa=groups > 1)
+        out = out.transpose(1, 2).reshape(slots * width, -1)
+    else:
+        asked = rows.view(slots, width, kv_heads, groups, dim).permute(0, 2, 3, 1, 4)
+        asked = asked.reshape(slots, kv_heads, groups * width, dim)
+        out = F.scaled_dot_product_attention(asked, key, value, attn_mask=bias)
+        out = out.view(slots, kv_heads, groups, width, dim).permute(0, 3, 1, 2, 4).reshape(slots * width, -1)
     return out if alone else out[lane.clamp(max=slots * width - 1)]
 
 
 class Parts:
     """What lies between two attentions, as functions of tensors alone: the same code for every layer."""
 
-    def __init__(self, shape: Shape, compiled: bool) -> None:
+    def __init__(self, shape: Shape, compiled: bool, mode: str | None = None) -> None:
         heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
         own, theirs = heads * dim, kv_heads * dim
 
@@ -147,10 +182,15 @@ class Parts:
             values[place] = value.view(-1, kv_heads, dim)
             return x, turned
 
+        def add(x: Tensor, y: Tensor) -> Tensor:
+            # Rounded as x + y is. Written as that, the compiler would join it to the product that made y, which costs
+            # a copy of x; this way it goes into the norm that follows.
+            return (x.float() + y.float()).to(x.dtype)
+
         def leave(x: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
-            x = x + project(attended, layer.attn_out)
+            x = add(x, project(attended, layer.attn_out))
             gate, up = project(norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            return x + project(F.silu(gate) * up, layer.down)
+            return add(x, project(F.silu(gate) * up, layer.down))
 
         def cross(
             x: Tensor, attended: Tensor, before: LayerWeights, layer: LayerWeights, *written: Any
@@ -160,14 +200,14 @@ class Parts:
         def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
             return norm(leave(x, attended, layer), weight)
 
-        self.enter = sized(enter) if compiled else enter
-        self.cross = sized(cross) if compiled else cross
-        self.finish = sized(finish) if compiled else finish
+        self.enter = sized(enter, mode) if compiled else enter
+        self.cross = sized(cross, mode) if compiled else cross
+        self.finish = sized(finish, mode) if compiled else finish
 
 
-def sized(function: Callable[..., Any]) -> Callable[..., Any]:
+def sized(function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
     """Compiled once for any number of tokens: the first dimension of every tensor that is not a weight may change."""
-    compiled = compile_whole(function)
+    compiled = compile_whole(function, mode=mode)
 
     def call(*arguments: Any) -> Any:
         for argument in arguments:
@@ -178,9 +218,11 @@ def sized(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def compile_whole(function: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+def compile_whole(
+    function: Callable[..., Any], dynamic: bool | None = None, mode: str | None = None
+) -> Callable[..., Any]:
     """`torch.compile` that refuses to fall back in parts."""
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 64)  # one per kind of model and decoder in a process
-    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=dynamic, mode=mode)
     return compiled

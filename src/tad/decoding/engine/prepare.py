@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine.slots import Method, Slots
 
 
 class Asking(NamedTuple):
-    """Queries as attention sees them, in lanes [slots, width]."""
+    """Queries as attention sees them: in lanes [slots, width], or packed as they are."""
 
     lane: Tensor  # [n] index into [slots * width] of each query, slots * width for scrap
     bias: Tensor | None  # added to scores, [slots, 1, width or 1, columns]; None where all see all
+    bounds: (
+        Tensor | None
+    )  # [slots + 1] int32, only where packed: row i's queries are bounds[i] to bounds[i + 1]
 
 
 class Prepared(NamedTuple):
@@ -33,15 +37,25 @@ class Prepared(NamedTuple):
     wanted_column: Tensor
     wanted_token: Tensor  # index into the tokens fed
     some: Asking
+    key_start: Tensor | None  # [slots + 1] int32, only where packed: a row's first column in the buffers
+    key_count: Tensor | None  # [slots] int32: its columns
     candidate: Tensor  # [slots, widest] positions in the generated part, in order
     valid: Tensor
     must: Tensor
 
 
 def prepare(
-    rows: Slots, method: Method, tokens: int, window: int, candidates: int, widest: int, masked: bool
+    rows: Slots,
+    method: Method,
+    packed: bool,
+    tokens: int,
+    window: int,
+    candidates: int,
+    widest: int,
+    masked: bool,
 ) -> Prepared:
-    """`masked` says that some row's prompt is shorter than its columns."""
+    """`masked` says that some row's prompt is shorter than its columns. `packed` is for attention over packed queries,
+    which is told where rows begin and end instead of what they may not see."""
     slots, columns = rows.canvas.shape
     device = rows.canvas.device
     behind = rows.fed.cumsum(0)
@@ -55,22 +69,43 @@ def prepare(
     lane, wanted_row, wanted_column = _wanted(candidate, valid, method, candidates)
     every = rows.start[:, None] + torch.arange(window, device=device)
     some = method.prompt + candidate - method.shift
+    masked = masked and not packed
+    key_start = key_count = None
+    if packed:
+        key_start = _bounds(torch.arange(1, slots + 1, device=device) * (columns + 1))
+        key_start[:-1] += rows.pad
+        key_count = (columns - rows.pad).int()
     return Prepared(
         row=row,
         column=column,
         position=(column - rows.pad[row]).clamp(min=0),
         place=torch.where(inside, row * (columns + 1) + column, columns),
         every=Asking(
-            torch.where(inside, row * window + offset, slots * window), _bias(rows, method, masked, every)
+            torch.where(inside, row * window + offset, slots * window),
+            _bias(rows, method, masked, every),
+            _bounds(behind) if packed else None,
         ),
         wanted_row=wanted_row,
         wanted_column=wanted_column,
         wanted_token=(first[wanted_row] + wanted_column - rows.start[wanted_row]).clamp(0, tokens - 1),
-        some=Asking(lane, _bias(rows, method, masked, some)),
+        some=Asking(
+            lane,
+            _bias(rows, method, masked, some),
+            _bounds(torch.full_like(behind, widest) if slots == 1 else valid.sum(1).cumsum(0))
+            if packed
+            else None,
+        ),
+        key_start=key_start,
+        key_count=key_count,
         candidate=candidate,
         valid=valid,
         must=must,
     )
+
+
+def _bounds(behind: Tensor) -> Tensor:
+    """0 and the running counts, as int32."""
+    return F.pad(behind, (1, 0)).int()
 
 
 def _candidates(rows: Slots, method: Method, widest: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,7 +30,14 @@ class Stepper:
     preparing and deciding, which pays where a step is short and the same decoder is used for long."""
 
     def __init__(
-        self, network: Network, method: Method, slots: Slots, lent: Lent, compiled: bool, fused: bool
+        self,
+        network: Network,
+        method: Method,
+        slots: Slots,
+        lent: Lent,
+        compiled: bool,
+        fused: bool,
+        packed: bool = False,
     ) -> None:
         self.network, self.method, self.slots, self.lent = network, method, slots, lent
         rule = method.decoder.rule
@@ -38,7 +45,9 @@ class Stepper:
         self.rotary = network.rotary(method.columns)
         counts = torch.tensor(rule.counts, device=slots.canvas.device) if isinstance(rule, Quota) else None
         self.score = _scorer(method, compiled)
-        self.prepare, self.decide = _preparer(method, fused), _decider(method, counts, fused)
+        # Block-causal rows hide some of their keys, which packed attention cannot.
+        packed = packed and not method.decoder.schedule.block_causal
+        self.prepare, self.decide = _preparer(method, fused, packed), _decider(method, counts, fused)
         if fused and len(slots.canvas) > 1:
             for tensor in slots.tensors():
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -166,9 +175,9 @@ def _scorer(method: Method, compiled: bool) -> Callable[..., Any]:
     return sized(score) if compiled else score
 
 
-def _preparer(method: Method, fused: bool) -> Callable[..., Any]:
+def _preparer(method: Method, fused: bool, packed: bool) -> Callable[..., Any]:
     def ready(rows: Slots, *sizes: Any) -> Prepared:
-        return prepare(rows, method, *sizes)
+        return prepare(rows, method, packed, *sizes)
 
     return compile_whole(ready, dynamic=True) if fused else ready
 
