@@ -56,8 +56,9 @@ class BatchSection(Recipe):
     """States per optimizer step, over all processes."""
     micro: Positive = 4
     """States per forward; the rest of a process's share is accumulated."""
-    pool: Positive = 8
-    """Batches among which states are sorted by length; 1 keeps batches fully random and pads more."""
+    pool: Positive = 1
+    """Batches among which states are sorted by length. 1 keeps a batch a random sample; more pad less, but a batch then has
+    rows of one length, which often means of one task."""
 
 
 class EvaluationSection(Recipe):
