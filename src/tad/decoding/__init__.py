@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tad.decoding.decoders import DECODERS, Decoder, get_decoder
 from tad.decoding.engine import Engine, engine_for, why_not
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 EngineChoice = Literal["auto", "plain", "graph"]
+ENGINE_VARIABLE = "TAD_ENGINE"  # decides where no engine is asked for
+DEFAULT_ENGINE: EngineChoice = "plain"
 
 
 def decode(
@@ -39,7 +42,7 @@ def decode(
     seed: int | Sequence[int] = 0,
     batch_size: int | None = None,
     on_step: StepCallback | None = None,
-    engine: EngineChoice | Engine = "plain",
+    engine: EngineChoice | Engine | None = None,
     **overrides: Any,
 ) -> list[Decoded]:
     """Decode prompts (token ids) and return one result per prompt, in order.
@@ -50,7 +53,7 @@ def decode(
     `engine`: `plain` is the loop, and the default until the engine has been measured on a GPU; `graph` the engine with
     its recorded steps (on a CPU the same steps, not recorded); `auto` the engine on CUDA where it serves model and decoder,
     else the loop. An `Engine` of one's own is used as it
-    is. With the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
+    is. Where none is given, the environment's TAD_ENGINE decides. With the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
     """
     chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.shift)
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
@@ -64,6 +67,8 @@ def decode(
         if size < len(prompts)
         else range(len(prompts))
     )
+    if engine is None:
+        engine = cast(EngineChoice, os.environ.get(ENGINE_VARIABLE) or DEFAULT_ENGINE)
     chosen_engine = _choose(lm, chosen, engine)
     if chosen_engine is not None:
         rows = list(order)
