@@ -1,0 +1,232 @@
+"""The engine on a GPU, compiled and recorded: the tokens of the loop in fp32, few graphs, no growth, fp8, packed attention."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "decoding"))
+from parity_models import tiny, tiny_prompts
+
+from tad.decoding import DECODERS, Decoded, Engine, decode, get_decoder
+from tad.decoding.engine import engine_for, why_not
+from tad.decoding.engine.network import attend_packed
+from tad.models import LM
+from tad.models.quantize import quantize_fp8
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FAMILIES = ("llada", "dream")
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@cache
+def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> LM:
+    lm = copy.deepcopy(tiny(family))
+    lm.model.to("cuda", dtype)
+    return lm
+
+
+@cache
+def kept_engine(family: str) -> Engine:
+    """One for all tests: what earlier ones recorded and left in the buffers must not matter."""
+    return Engine(on_gpu(family).model)
+
+
+def first_difference(found: list[Decoded], wanted: list[Decoded]) -> str | None:
+    """Where two results part, in words; None where they are the same."""
+    for row, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        if (one.tokens, one.steps, one.forwards) == (other.tokens, other.steps, other.forwards):
+            continue
+        pairs = zip(
+            zip(one.tokens, one.steps, strict=True), zip(other.tokens, other.steps, strict=True), strict=True
+        )
+        for place, (a, b) in enumerate(pairs):
+            if a != b:
+                sure = (one.confidence[place], other.confidence[place])
+                return f"row {row}, position {place}: token and step {a}, not {b}; confidence {sure}"
+        return f"row {row}: {one.forwards} forwards, not {other.forwards}"
+    return None
+
+
+def share_of_same_tokens(found: list[Decoded], wanted: list[Decoded]) -> float:
+    pairs = [
+        a == b
+        for one, other in zip(found, wanted, strict=True)
+        for a, b in zip(one.tokens, other.tokens, strict=True)
+    ]
+    return sum(pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", list(DECODERS))
+def test_every_decoder_it_serves_gives_the_tokens_of_the_loop(family: str, name: str) -> None:
+    lm, prompts = on_gpu(family), tiny_prompts(family)[2:7]  # of five lengths
+    if why_not(lm.model, get_decoder(name, family)) is not None:
+        pytest.skip("left to the loop")
+    engine = kept_engine(family)
+    assert engine.compiled
+    assert engine.recorder.capture
+    plain = decode(lm, prompts, name, 64, engine="plain")
+    for slots in (1, 3, 5):
+        found = decode(lm, prompts, name, 64, batch_size=slots, engine=engine)
+        assert first_difference(found, plain) is None, f"{slots} slots"
+        for one, other in zip(found, plain, strict=True):
+            assert one.confidence == pytest.approx(other.confidence, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_replayed_decode_records_nothing_and_gives_the_same(family: str) -> None:
+    lm, prompts, engine = on_gpu(family), tiny_prompts(family)[:5], kept_engine(family)
+    first = decode(lm, prompts, "tad-cached", 64, batch_size=2, engine=engine)
+    made = engine.recorder.made
+    again = decode(lm, prompts, "tad-cached", 64, batch_size=2, engine=engine)
+    assert engine.recorder.made == made
+    assert first_difference(again, first) is None
+
+
+def test_the_gpu_decodes_as_the_cpu_does() -> None:
+    prompts = tiny_prompts("llada")[:4]
+    wanted = decode(tiny("llada"), prompts, "tad", 64, engine="plain")
+    assert first_difference(decode(on_gpu("llada"), prompts, "tad", 64, engine="graph"), wanted) is None
+
+
+def test_larger_buffers_void_what_was_recorded_on_smaller_ones() -> None:
+    """The last graph of a pool goes with them, and the pool; recording goes on."""
+    lm, prompts = on_gpu("dream"), tiny_prompts("dream")[:6]
+    engine = Engine(lm.model)
+    for some in (prompts[:1], prompts * 3, prompts[:1]):
+        plain = decode(lm, some, "tad-cached", 64, engine="plain")
+        assert first_difference(decode(lm, some, "tad-cached", 64, engine=engine), plain) is None
+
+
+def test_fifty_prompt_lengths_need_few_graphs() -> None:
+    lm = on_gpu("llada")
+    engine = Engine(lm.model)
+    lengths = torch.randint(8, 400, (50,), generator=torch.Generator().manual_seed(0)).tolist()
+    for length in lengths:
+        decode(lm, [[5] * length], "tad-cached", 32, block=16, engine=engine)
+    assert engine.recorder.made <= 30
+    assert len(engine.recorder.steps) == engine.recorder.made
+
+
+def test_two_hundred_generations_add_no_memory() -> None:
+    lm, prompts = on_gpu("dream"), tiny_prompts("dream")
+    engine = Engine(lm.model)
+
+    def generate(number: int) -> None:
+        size = 1 + number % 3
+        decode(lm, prompts[number % 5 : number % 5 + size], "tad-cached", 16, block=8, engine=engine)
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(), engine.nbytes, engine.recorder.made
+
+    for number in range(30):
+        generate(number)
+    before = held()
+    for number in range(30, 200):
+        generate(number)
+    assert held() == before
+
+
+def test_replaced_weights_get_a_new_engine() -> None:
+    lm = copy.deepcopy(on_gpu("llada"))
+    prompts = tiny_prompts("llada")[:2]
+    decode(lm, prompts, "tad", 32, engine="graph")
+    engine = engine_for(lm.model)
+    weight = lm.model.layers()[0].part(lm.model.names.down).weight
+    weight.data = torch.zeros_like(weight)
+    found = decode(lm, prompts, "tad", 32, engine="graph")
+    assert engine_for(lm.model) is not engine
+    assert first_difference(found, decode(lm, prompts, "tad", 32, engine="plain")) is None
+
+
+def test_sampled_tokens_are_those_of_the_loop() -> None:
+    lm, prompts = on_gpu("llada"), tiny_prompts("llada")[:3]
+    settings = {"temperature": 0.7, "gen_length": 32, "seed": [3, 1, 4]}
+    plain = decode(lm, prompts, "fast-dllm", engine="plain", **settings)
+    found = decode(lm, prompts, "fast-dllm", engine=kept_engine("llada"), batch_size=2, **settings)
+    assert first_difference(found, plain) is None
+
+
+def test_fp8_weights_decode_nearly_as_the_loop_decodes_them() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8 units")
+    lm = copy.deepcopy(on_gpu("llada", torch.bfloat16))
+    quantize_fp8(lm.model)
+    prompts = tiny_prompts("llada")[2:7]
+    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
+    for slots in (1, 3):
+        found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine_for(lm.model))
+        assert share_of_same_tokens(found, plain) > 0.8  # bf16 and fp8 round where they please
+
+
+def by_definition(
+    query: Tensor, keys: Tensor, values: Tensor, spans: list[tuple[int, int, int, int]]
+) -> Tensor:
+    rows = []
+    for low, high, start, count in spans:
+        asked = query[low:high].transpose(0, 1)[None].float()
+        seen = (part[start : start + count].transpose(0, 1)[None].float() for part in (keys, values))
+        found = F.scaled_dot_product_attention(asked, *seen, enable_gqa=True)
+        rows.append(found[0].transpose(0, 1).flatten(1))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (14, 2)])
+def test_packed_attention_is_what_it_says_and_can_be_recorded(heads: tuple[int, int]) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    columns, pads, asked = 80, [0, 13, 5], [64, 0, 7]
+    draw = [torch.randn(n, h, 128, generator=generator, device="cuda").bfloat16() for n, h in ((96, heads[0]), (3 * 81, heads[1]), (3 * 81, heads[1]))]  # fmt: skip
+    bounds = torch.tensor([0, 64, 64, 71], dtype=torch.int32, device="cuda")
+    starts = torch.tensor([0, 81 + 13, 162 + 5, 243], dtype=torch.int32, device="cuda")
+    counts = torch.tensor([columns - pad for pad in pads], dtype=torch.int32, device="cuda")
+    with torch.inference_mode():
+        attend_packed(*draw, bounds, starts, counts, 64, columns)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = attend_packed(*draw, bounds, starts, counts, 64, columns)
+        graph.replay()
+        spans = [(0, 64, 0, 80), (64, 71, 167, 75)]
+        wanted = by_definition(*draw, spans)
+    assert sum(asked) == len(wanted)
+    assert ((out[:71].float() - wanted).norm() / wanted.norm()).item() < 1e-2
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["usual", "packed"])
+def test_bf16_gives_nearly_the_tokens_of_the_loop(packed: bool) -> None:
+    lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
+    engine = Engine(lm.model, packed=packed, compiled=False)
+    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
+    for slots in (1, 3):
+        found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
+        assert share_of_same_tokens(found, plain) > 0.85
+
+
+@pytest.mark.slow  # compiles for most of a minute
+def test_decisions_can_be_compiled_too() -> None:
+    lm, prompts = on_gpu("llada"), tiny_prompts("llada")[2:7]
+    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
+    found = decode(lm, prompts, "tad-cached", 64, batch_size=1, engine=Engine(lm.model, fused=True))
+    assert first_difference(found, plain) is None
