@@ -44,6 +44,7 @@ ORDER = (
     "memory",
     "lengths",
     "packed",
+    "products",
     "attention",
     "scores",
     "uncompiled",
@@ -142,7 +143,8 @@ def main() -> int:
         print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
         return 2
     wanted = [name for name in options.only.split(",") if name] or list(ORDER)
-    unknown = {*wanted, *filter(None, options.skip.split(","))} - set(ORDER)
+    skipped = [name for name in options.skip.split(",") if name]
+    unknown = {*wanted, *skipped} - set(ORDER)
     if unknown:
         print(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ORDER)}", file=sys.stderr)
         return 2
@@ -150,35 +152,33 @@ def main() -> int:
         print(json.dumps(time_first_call(options, device)))
         return 0
     with PACE.at(device):
-        return run(options, device, [name for name in ORDER if name in wanted])
+        return run(options, device, [name for name in ORDER if name in wanted and name not in skipped])
 
 
 def run(options: argparse.Namespace, device: torch.device, names: list[str]) -> int:
     began = time.perf_counter()
     bench = Bench(device, options)
-    results: Row = {"machine": describe_machine(device), "shape": bench.label, "rows": {}}
-    skipped = set(options.skip.split(","))
+    results: Row = {
+        "machine": describe_machine(device),
+        "shape": bench.label,
+        "options": {key: str(value) for key, value in vars(options).items()},
+        "ceilings": {"copy_tb_s": bench.copy_rate / 1e12, "matmul_tflop_s": bench.matmul_rate / 1e12},
+        "opening_s": time.perf_counter() - began,
+        "rows": {},
+    }
     for name in names:
-        if name in skipped:
-            continue
-        if time.perf_counter() - began > 60 * options.minutes:
-            results["rows"][name] = {"error": "not begun: out of time"}
-            continue
         start = time.perf_counter()
-        try:
-            found = ROWS[name](bench)
-        except Exception as error:
-            traceback.print_exc()
-            found = {
-                "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
-            }
-        found["seconds"] = time.perf_counter() - start
-        results["rows"][name] = found
-        results["ceilings"] = {
-            "copy_tb_s": bench.copy_rate / 1e12,
-            "matmul_tflop_s": bench.matmul_rate / 1e12,
-        }
-        print(name, json.dumps(found), flush=True)
+        if start - began > 60 * options.minutes:
+            found: Row = {"error": "not begun: out of time"}
+        else:
+            try:
+                found = ROWS[name](bench)
+            except Exception as error:
+                traceback.print_exc()
+                words = str(error).splitlines()[0] if str(error) else ""
+                found = {"error": f"{type(error).__name__}: {words}"[:300]}
+        results["rows"][name] = {**found, "seconds": time.perf_counter() - start}
+        print(f"{name}: {results['rows'][name]['seconds']:.1f} s {found.get('error', '')}", flush=True)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "decode.json").write_text(json.dumps(results, indent=2) + "\n")

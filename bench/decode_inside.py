@@ -337,6 +337,37 @@ def measure_lengths(bench: Bench) -> Row:
     }
 
 
+@row("products")
+@torch.inference_mode()
+def measure_products(bench: Bench) -> Row:
+    """All layers' matrix products of a cached step by library and number of tokens, and as weights times tokens."""
+    found: Row = {}
+    names = ("qkv", "attn_out", "gate_up", "down")
+    layers = [[getattr(layer, name).weight for name in names] for layer in bench.engine.network.layers]
+
+    def usual(inputs: dict[int, Tensor]) -> None:
+        for weights in layers:
+            for weight in weights:
+                F.linear(inputs[weight.shape[1]], weight)
+
+    def turned(inputs: dict[int, Tensor]) -> None:
+        for weights in layers:
+            for weight in weights:
+                torch.mm(weight, inputs[weight.shape[1]].t())
+
+    before = torch.backends.cuda.preferred_blas_library() if bench.cuda else None
+    for library in ("cublas", "cublaslt") if bench.cuda else ("cpu",):
+        if bench.cuda:
+            torch.backends.cuda.preferred_blas_library(library)
+        for tokens in (*bench.new_positions(), 4 * bench.new_positions()[0]):
+            inputs = {weight.shape[1]: bench.noise(tokens, weight.shape[1]) for weight in layers[0]}
+            for label, way in (("", usual), (" turned", turned)):
+                found[f"{library}{label} x{tokens}"] = bench.replayed(partial(way, inputs))
+    if bench.cuda:
+        torch.backends.cuda.preferred_blas_library(before)
+    return {"ms_by_way": found}
+
+
 @row("attention")
 @torch.inference_mode()
 def measure_attention(bench: Bench) -> Row:
