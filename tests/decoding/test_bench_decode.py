@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import decode as bench_decode
 import decode_bench
 import decode_inside
+import decode_tokens
 from tad.decoding import decode
 from tad.decoding import proposal as proposal_module
 
@@ -91,7 +92,7 @@ def test_scores_by_comparison_are_the_scores() -> None:
 
 def test_the_engine_and_the_model_predict_the_same_on_a_canvas(bench: decode_bench.Bench) -> None:
     for canvas in bench.canvases(2):
-        at, found = decode_inside.predict(bench.engine, bench.lm, canvas)
+        at, found = decode_tokens.predict(bench.engine, bench.lm, canvas)
         with torch.inference_mode():
             torch.testing.assert_close(found, bench.lm.model(canvas, logits_at=at).logits[0])
 
