@@ -41,11 +41,13 @@ def measure_tokens(bench: Bench) -> Row:
             )
     truth = copy.deepcopy(bench.lm.model).float()
     counts: dict[str, list[float]] = {}
+    distinct: list[int] = []  # one for all masks of a canvas would make the shares below all or nothing
     for canvas in bench.canvases(4):
         at, ours = predict(bench.engine, bench.lm, canvas)
         with torch.inference_mode():
             plain, wide = (model(canvas, logits_at=at).logits[0].float() for model in (bench.lm.model, truth))
         small = predict(fp8_engine, fp8_lm, canvas)[1]
+        distinct.append(wide.argmax(-1).unique().numel())
         best = wide.topk(2, dim=-1).values
         clear = best[:, 0] - best[:, 1] >= 0.25
         pairs = {
@@ -60,7 +62,7 @@ def measure_tokens(bench: Bench) -> Row:
             if clear.any():
                 counts.setdefault(f"{label}, clear", []).append(differs[clear].float().mean().item())
     found.update({label: statistics.mean(shares) for label, shares in counts.items()})
-    return {"differing": found}
+    return {"differing": found, "distinct_predictions": distinct}
 
 
 @row("tokens-trained")
