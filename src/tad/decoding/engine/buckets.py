@@ -7,7 +7,7 @@ on, where the arithmetic takes longer than reading the weights; below, and elsew
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _FINE_FROM = 256
 
@@ -61,6 +61,11 @@ class StepShape:
         if alone:
             return cls(sum(fed), sum(fed), sum(candidates), sum(candidates))
         return cls(sum(fed), max(fed), sum(candidates), max(candidates))
+
+    def plural(self, length: int) -> StepShape:
+        """Two candidates where there is one: compiled code takes a size of one as its own case."""
+        two = min(2, length)
+        return replace(self, candidates=max(two, self.candidates), widest=max(two, self.widest))
 
     def rounded(self, slots: int, columns: int, length: int) -> StepShape:
         """The next shape that others share."""

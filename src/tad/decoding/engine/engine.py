@@ -143,6 +143,8 @@ class Engine:
             )
             if self.bucketed:
                 shape = shape.rounded(count, method.columns, length)
+            elif self.compiled:
+                shape = shape.plural(length)
             self.recorder.run((method, count, masked, shape), partial(stepper.step, shape, masked))
             facts = stepper.slots.facts.tolist()  # the one read of this step
             if on_step is not None:
