@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from decode_bench import PACE, ROWS, TPF, ActiveWindow, Bench, Row, free_memory, row
+from decode_bench import PACE, ROWS, TPF, Bench, Row, free_memory, row
 from decode_inside import time_first_call
+from tad.decoding.feed import ActiveCache
 from tad.models.shapes import SHAPES
 
 # What matters most comes first: a run may be cut short.
@@ -78,13 +79,13 @@ def measure_step(bench: Bench) -> Row:
 def measure_cached(bench: Bench) -> Row:
     """Whole decodes with the cache, as the decoder is and with what would feed less, at two rates; the loop beside it."""
     decoder = bench.decoder("tad-cached")
-    active = replace(decoder, cache=ActiveWindow(2, 3))
+    active = replace(decoder, cache=ActiveCache(2, 3))
     found = {
         "tad-cached": bench.time_decode(1, decoder, TPF),
         "tad-cached at 4": bench.time_decode(1, decoder, 4.0),
         "refresh 16": bench.time_decode(1, bench.decoder("tad-cached", refresh=16), TPF),
         "active blocks": bench.time_decode(1, active, TPF),
-        "active blocks, refresh 16": bench.time_decode(1, replace(active, cache=ActiveWindow(0, 16)), TPF),
+        "active blocks, refresh 16": bench.time_decode(1, replace(active, cache=ActiveCache(0, 16)), TPF),
         "plain": bench.time_decode(1, decoder, TPF, engine="plain"),
     }
     return {**found["tad-cached"], "plain_ms": found["plain"]["ms_per_forward"], "ways": found}
@@ -106,7 +107,7 @@ def measure_batch(bench: Bench, count: int) -> Row:
     new = bench.new_positions()[0]
     alone, step = bench.time_step(1, new), bench.time_step(count, new)
     decoder = bench.decoder("tad-cached")
-    ways = {"tad-cached": decoder, "active blocks, refresh 16": replace(decoder, cache=ActiveWindow(0, 16))}
+    ways = {"tad-cached": decoder, "active blocks, refresh 16": replace(decoder, cache=ActiveCache(0, 16))}
     whole = {name: bench.time_decode(count, way, TPF) for name, way in ways.items()}
     ones = {name: bench.time_decode(1, way, TPF) for name, way in ways.items()}
     return {

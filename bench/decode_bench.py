@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,9 +24,7 @@ from tad.decoding.decoders import Decoder
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.engine.slots import Method, Slots
 from tad.decoding.engine.step import Stepper, plan
-from tad.decoding.feed import DelayedCache, Feed
 from tad.decoding.proposal import Proposal, propose
-from tad.decoding.table import BlockTable
 from tad.models import LM, SpecialTokens
 from tad.models.quantize import quantize_fp8
 from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
@@ -78,16 +75,6 @@ class Pace:
 
 
 PACE = Pace()
-
-
-@dataclass(frozen=True)
-class ActiveWindow(DelayedCache):
-    """What if: as the delayed cache, but only blocks that exist are fed; those to come keep what the last renewal wrote."""
-
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
-        found = super().feed(table, prompt, visible)
-        exists = prompt + (table.created * table.size).minimum(visible)
-        return replace(found, end=torch.where(found.start == 0, found.end, exists))
 
 
 Row = dict[str, Any]

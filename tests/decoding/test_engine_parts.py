@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parity_models import tiny
+from parity_models import tiny, tiny_prompts
 from torch import Tensor
 
+from tad.decoding import decode
 from tad.decoding.engine.buckets import StepShape, doubled, prompt_bucket, slot_bucket, stepped, token_bucket
 from tad.decoding.engine.step import first_so_many
 from tad.decoding.engine.weights import UnfitError, fingerprint, project, read_weights, rows_of, why_unfit
-from tad.decoding.feed import DelayedCache
+from tad.decoding.feed import ActiveCache, DelayedCache
 from tad.decoding.table import BlockTable
 from tad.models.quantize import quantize_fp8
 
@@ -178,3 +179,40 @@ def test_the_delayed_cache_freezes_as_its_definition_says(data: st.DataObject) -
         assert tuple(part.tolist() for part in found) == wanted
         assert feed.end.tolist() == [10 + blocks * size] * rows
         table.count_forward()
+
+
+def test_the_active_cache_feeds_what_exists_and_everything_where_the_delayed_one_does() -> None:
+    table, other = (BlockTable.start(3, 16, 4, torch.device("cpu")) for _ in range(2))
+    visible = torch.full((3,), 16)
+    ends = set()
+    for masks, created in (
+        ([4, 4, 4, 4], 1),
+        ([0, 4, 4, 4], 2),
+        ([0, 2, 4, 4], 2),
+        ([0, 1, 4, 4], 3),
+        ([0, 0, 3, 4], 3),
+    ):
+        for one in (table, other):
+            one.masks, one.created = torch.tensor([masks] * 3), torch.tensor([created] * 3)
+        found, delayed = (
+            ActiveCache(1, 4).feed(table, 10, visible),
+            DelayedCache(1, 4).feed(other, 10, visible),
+        )
+        assert found.start.tolist() == delayed.start.tolist()
+        assert table.cached.tolist() == other.cached.tolist()
+        ends |= {
+            (start > 0, end) for start, end in zip(found.start.tolist(), found.end.tolist(), strict=True)
+        }
+        for one in (table, other):
+            one.count_forward()
+    assert {end for cached, end in ends if not cached} == {26}
+    assert {end for cached, end in ends if cached} <= {14, 18, 22}
+    assert any(cached for cached, _ in ends)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_an_active_cache_that_is_renewed_by_every_forward_changes_nothing(family: str) -> None:
+    lm, some = tiny(family), tiny_prompts(family)[2:5]
+    exact = decode(lm, some, "tad", 64, block=16)
+    found = decode(lm, some, "tad-cached", 64, block=16, cache="active", refresh=1)
+    assert [(row.tokens, row.steps) for row in found] == [(row.tokens, row.steps) for row in exact]

@@ -61,6 +61,8 @@ def test_sizes_as_they_are_give_the_same(lm: LM, prompts: list[list[int]], name:
         {"decoder": "tad", "stop": "eager"},
         {"decoder": "tad-cached", "stop": "off"},
         {"decoder": "tad-cached", "delay": 0, "refresh": 2},
+        {"decoder": "tad-cached", "cache": "active", "delay": 0, "refresh": 16},
+        {"decoder": "tad-cached", "cache": "active", "delay": 2, "refresh": 3},
         {"decoder": "d3llm-cached", "delay": 3, "refresh": 1000},
         {"decoder": "d2f", "stop": "eager", "block": 8},
         {"decoder": "d2f", "cache": "none"},

@@ -10,7 +10,15 @@ import difflib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from tad.decoding.feed import BlockCausalCache, Cache, DelayedCache, DualCache, NoCache, PrefixCache
+from tad.decoding.feed import (
+    ActiveCache,
+    BlockCausalCache,
+    Cache,
+    DelayedCache,
+    DualCache,
+    NoCache,
+    PrefixCache,
+)
 from tad.decoding.proposal import Sampling
 from tad.decoding.rule import (
     Best,
@@ -153,6 +161,7 @@ CACHES: dict[str, type[Any]] = {
     "prefix": PrefixCache,
     "dual": DualCache,
     "delayed": DelayedCache,
+    "active": ActiveCache,
     "block-causal": BlockCausalCache,
 }
 _PARTS: dict[str, dict[str, type[Any]]] = {"schedule": SCHEDULES, "rule": RULES, "cache": CACHES}

@@ -7,7 +7,7 @@ start a block. None of them is exact except `NoCache` and, under block-causal at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -101,6 +101,17 @@ class DelayedCache:
 
 
 @dataclass(frozen=True)
+class ActiveCache(DelayedCache):
+    """As `DelayedCache`, but blocks that do not exist yet are fed only when everything is: until then they keep the keys and
+    values of the last such forward, as in `DualCache`."""
+
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        found = super().feed(table, prompt, visible)
+        exists = prompt + (table.created * table.size).minimum(visible)
+        return replace(found, end=torch.where(found.start == 0, found.end, exists))
+
+
+@dataclass(frozen=True)
 class BlockCausalCache:
     """D2F: a finished block that nothing before it can change is fed once more, then frozen for good."""
 
@@ -115,4 +126,4 @@ class BlockCausalCache:
         return Feed(start, prompt + visible, torch.zeros_like(table.ended))
 
 
-Cache = NoCache | PrefixCache | DualCache | DelayedCache | BlockCausalCache
+Cache = NoCache | PrefixCache | DualCache | DelayedCache | ActiveCache | BlockCausalCache
