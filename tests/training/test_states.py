@@ -120,8 +120,11 @@ def test_fewer_states_than_a_batch_is_an_error() -> None:
         plan_batches(np.ones((10, 2)), 64, 1, 0, 0)
 
 
-@pytest.mark.parametrize(("size", "micro"), [(256, 256), (256, 4), (64, 16), (40, 5), (21, 7)])
-def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "micro", "pool"),
+    [(256, 4, 1), (256, 32, 1), (256, 256, 8), (256, 4, 8), (64, 16, 8), (40, 5, 8), (21, 7, 8)],
+)
+def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int, pool: int) -> None:
     """Prompts of 60 to 200 tokens, references of 30 to 120, canvas of 96: both canvases together."""
     rows = some(1000)
     lengths = rows.lengths(privileged=True)
@@ -133,7 +136,7 @@ def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int) -
             [widths[m, side] for b in batches for m in split_batch(b, micro) for side in (0, 1)]
         )
 
-    grouped = padding(plan_batches(widths, size, 8, 0, 0))
+    grouped = padding(plan_batches(widths, size, pool, 0, 0))
     random = padding(
         np.random.default_rng(0).permutation(len(items))[: len(items) // size * size].reshape(-1, size)
     )
