@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from machine import measure_product_rate, synchronise
 from tad.decoding import Engine
 from tad.models import LM, SpecialTokens, load
 from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
@@ -135,7 +136,7 @@ def measure(
         if name in rows:
             rows[name]["agreement"] = agreement(results["exact"], results[name][: len(batch)])
     base = rows["released way"]["ms_per_row_and_step"]
-    peak = peak_flops(device, lm.dtype)
+    peak = measure_product_rate(device, lm.dtype) if device.type == "cuda" else None
     for row in rows.values():
         row["times_faster"] = base / row["ms_per_row_and_step"]
     exact_share = flops / (rows["exact"]["ms_per_row_and_step"] * 1e-3) / peak if peak else None
@@ -170,30 +171,13 @@ def race(
         for name, call in calls.items():
             began = time.perf_counter()
             results[name] = call()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            synchronise(device)
             seconds = time.perf_counter() - began
             if turn == 0:
                 first[name] = seconds
             else:
                 best[name] = min(seconds, best.get(name, seconds))
     return results, first, best
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """A large matrix product's rate, measured here; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    a, b = (torch.randn(8192, 8192, device=device, dtype=dtype) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(10):
-        a @ b
-    end.record()
-    end.synchronize()
-    return 10 * 2 * 8192**3 / (start.elapsed_time(end) * 1e-3)
 
 
 def as_markdown(report: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 import traceback
@@ -25,8 +24,9 @@ from typing import Any
 
 import torch
 
-from decode_bench import PACE, ROWS, TPF, Bench, Row, free_memory, row
+from decode_bench import PACE, ROWS, TPF, Bench, Row, row
 from decode_inside import time_first_call
+from machine import describe_machine, free_memory
 from tad.decoding.feed import ActiveCache
 from tad.models.shapes import SHAPES
 
@@ -187,17 +187,6 @@ def run(options: argparse.Namespace, device: torch.device, names: list[str]) -> 
         free_memory(device)
     print(as_markdown(results))
     return 0
-
-
-def describe_machine(device: torch.device) -> dict[str, str]:
-    import transformers
-
-    return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
 
 
 GOALS_FOR = "llada-8b"

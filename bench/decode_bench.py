@@ -6,7 +6,6 @@ Measures nothing by itself; rows register here by name and are run by bench/deco
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import tad.decoding.engine.step as engine_step
 import tad.decoding.loop as plain_loop
+from machine import measure_copy_rate, measure_product_rate, synchronise, tiny_config
 from tad.decoding import Engine, Step, decode, get_decoder
 from tad.decoding.decoders import Decoder
 from tad.decoding.engine.buckets import StepShape
@@ -27,7 +27,7 @@ from tad.decoding.engine.step import Stepper, plan
 from tad.decoding.proposal import Proposal, propose
 from tad.models import LM, SpecialTokens
 from tad.models.quantize import quantize_fp8
-from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
+from tad.models.shapes import build, family_of_config, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
 TPF = 8.5
@@ -102,7 +102,8 @@ class Bench:
         self.lm = self.make_lm(layers)
         self.embedding_bytes = self.lm.model.embedding().weight.nbytes
         self._quantized: tuple[LM, Engine] | None = None
-        self.copy_rate, self.matmul_rate = measure_ceilings(device, self.dtype)
+        self.copy_rate = measure_copy_rate(device)
+        self.matmul_rate = measure_product_rate(device, self.dtype)
         self.engine = self.make_engine(self.lm, *filter(None, options.engine_options.split(",")))
 
     def make_lm(self, layers: int | None = None, quantize: bool = False) -> LM:
@@ -308,54 +309,3 @@ class Bench:
 
     def new_positions(self) -> tuple[int, ...]:
         return (8, 16) if self.options.tiny else (32, 64)
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes per second of a large copy (read and written), and FLOP/s of a large matrix product, both measured here."""
-    cuda = device.type == "cuda"
-    count, side = (2**31, 8192) if cuda else (2**24, 512)
-    source, target = torch.randn(count // 4, device=device), torch.empty(count // 4, device=device)
-    copies = 2 * source.nbytes / clock(partial(target.copy_, source), device)
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return copies, 2 * side**3 / clock(partial(torch.mm, a, b), device)
-
-
-def clock(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call among ten behind each other, after three."""
-    for _ in range(3):
-        call()
-    synchronise(device)
-    began = time.perf_counter()
-    for _ in range(10):
-        call()
-    synchronise(device)
-    return (time.perf_counter() - began) / 10
-
-
-def tiny_config(name: str) -> Any:
-    """The family's configuration at toy size."""
-    config_class, values = SHAPES[name]
-    tokens = {"mask_token_id": 316, "eos_token_id": 317, "pad_token_id": 317, "vocab_size": 320}
-    small = (
-        {"d_model": 64, "n_layers": 2, "n_heads": 4, "mlp_hidden_size": 128, "embedding_size": 320}
-        if "mlp_hidden_size" in values
-        else {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 128,
-        }
-    )
-    return config_class(**{**values, **small, **tokens})
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def free_memory(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tad.decoding.proposal as proposal_module
-from decode_bench import PACE, TPF, Bench, Row, free_memory, row, synchronise
+from decode_bench import PACE, TPF, Bench, Row, row
 from decode_tokens import predict
+from machine import free_memory, synchronise
 from tad.decoding import decode
 from tad.decoding.engine import why_not
 from tad.decoding.engine.network import _attend, attend_packed, sized

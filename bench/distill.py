@@ -17,9 +17,7 @@ A variant that fails has its error in the table. Prints a Markdown table last; `
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import platform
 import statistics
 import sys
 import time
@@ -36,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from machine import describe_machine, free_memory, synchronise
 from tad.models import LLADA, LLaDAConfig, MaskedDiffusionModel
 from tad.models.attention import AttentionRule
 from tad.models.lora import attach
@@ -308,30 +307,6 @@ def tiny_config() -> LLaDAConfig:
         d_model=64, n_layers=4, n_heads=4, n_kv_heads=4, mlp_hidden_size=128, vocab_size=320, embedding_size=320,
         max_sequence_length=128, mask_token_id=316, eos_token_id=317, pad_token_id=317,
     )  # fmt: skip
-
-
-def describe_machine(device: torch.device) -> dict[str, str]:
-    import peft
-    import transformers
-
-    return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "peft": peft.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def free_memory(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def as_markdown(results: dict[str, Any]) -> str:

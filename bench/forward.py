@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import json
-import platform
 import statistics
 import sys
 import time
@@ -22,6 +20,7 @@ from typing import Any
 
 import torch
 
+from machine import describe_machine, free_memory, synchronise, tiny_config
 from tad.models import AttentionRule, MaskedDiffusionModel
 from tad.models.shapes import SHAPES, build, forward_cost, shape_config
 
@@ -55,24 +54,13 @@ def main() -> int:
     return 0
 
 
-def describe_machine(device: torch.device) -> dict[str, str]:
-    import transformers
-
-    return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def measure(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one shape."""
     dtype = torch.float32 if options.tiny else torch.bfloat16
     length, long = (32, 64) if options.tiny else (options.length, options.long)
     free_memory(device)  # of the shape before
     began = time.perf_counter()
-    model = build(tiny(name) if options.tiny else shape_config(name), device, dtype)
+    model = build(tiny_config(name) if options.tiny else shape_config(name), device, dtype)
     synchronise(device)
     row: dict[str, Any] = {
         "shape": f"{name}{' (tiny)' if options.tiny else ''}",
@@ -181,37 +169,9 @@ def agreement(found: torch.Tensor, wanted: torch.Tensor, label: str) -> dict[str
     return {f"{label}_relative_difference": difference.item(), f"{label}_same_argmax": same.item()}
 
 
-def tiny(name: str) -> Any:
-    """The family's configuration at toy size."""
-    config_class, values = SHAPES[name]
-    small = (
-        {"d_model": 64, "n_layers": 2, "n_heads": 4, "mlp_hidden_size": 128, "embedding_size": 320}
-        if "mlp_hidden_size" in values
-        else {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 128,
-        }
-    )
-    return config_class(**{**values, **small, "vocab_size": 320})
-
-
 def random_ids(model: MaskedDiffusionModel, length: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator(device=device).manual_seed(0)
     return torch.randint(0, model.shape.vocab, (1, length), device=device, generator=generator)
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def free_memory(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def as_markdown(results: dict[str, Any]) -> str:

@@ -52,8 +52,8 @@ def decode(
 
     `engine`: `plain` is the loop, and the default until the engine has been measured on a GPU; `graph` the engine with
     its recorded steps (on a CPU the same steps, not recorded); `auto` the engine on CUDA where it serves model and decoder,
-    else the loop. An `Engine` of one's own is used as it
-    is. Where none is given, the environment's TAD_ENGINE decides. With the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
+    else the loop. An `Engine` of one's own is used as it is. Where none is given, the environment's TAD_ENGINE decides. With
+    the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
     """
     chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.shift)
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
@@ -69,39 +69,21 @@ def decode(
     )
     if engine is None:
         engine = cast(EngineChoice, os.environ.get(ENGINE_VARIABLE) or DEFAULT_ENGINE)
-    chosen_engine = _choose(lm, chosen, engine)
-    if chosen_engine is not None:
-        rows = list(order)
+    runner = _choose(lm, chosen, engine)
+    # The engine takes all rows and keeps `size` of them going; the loop takes one batch after the other.
+    step = len(order) if runner is not None else size
+    found: dict[int, Decoded] = {}
+    for low in range(0, len(order), max(1, step)):
+        rows = list(order[low : low + step])
         callback = _renumbered(on_step, rows) if on_step is not None else None
-        found = chosen_engine.decode(
-            [prompts[row] for row in rows],
-            chosen,
-            gen_length,
-            lm.tokens,
-            lm.family.shift,
-            [seeds[row] for row in rows],
-            size,
-            callback,
-        )
-        by_row = dict(zip(rows, found, strict=True))
-        return [by_row[row] for row in range(len(prompts))]
-    results: list[Decoded | None] = [None] * len(prompts)
-    for low in range(0, len(prompts), size):
-        rows = list(order[low : low + size])
-        callback = _renumbered(on_step, rows) if on_step is not None else None
-        batch = decode_batch(
-            lm.model,
-            [prompts[row] for row in rows],
-            chosen,
-            gen_length,
-            lm.tokens,
-            lm.family.shift,
-            [seeds[row] for row in rows],
-            callback,
-        )
-        for row, result in zip(rows, batch, strict=True):
-            results[row] = result
-    return [result for result in results if result is not None]
+        mine, own_seeds = [prompts[row] for row in rows], [seeds[row] for row in rows]
+        about = (chosen, gen_length, lm.tokens, lm.family.shift, own_seeds)
+        if runner is not None:
+            done = runner.decode(mine, *about, size, callback)
+        else:
+            done = decode_batch(lm.model, mine, *about, callback)
+        found |= dict(zip(rows, done, strict=True))
+    return [found[row] for row in range(len(prompts))]
 
 
 def _choose(lm: LM, decoder: Decoder, engine: EngineChoice | Engine) -> Engine | None:

@@ -192,7 +192,7 @@ class Engine:
         self.sets.move_to_end(key)
         while len(self.sets) > MAX_SETS:
             oldest, _ = self.sets.popitem(last=False)
-            self.recorder.forget(lambda key: key[:2] == oldest)  # noqa: B023
+            self.recorder.forget(lambda key, gone=oldest: key[:2] == gone)
         return self.sets[key]
 
     def _drop(self, matching: Any) -> None:
