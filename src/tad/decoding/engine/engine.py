@@ -192,7 +192,7 @@ class Engine:
         self.sets.move_to_end(key)
         while len(self.sets) > MAX_SETS:
             oldest, _ = self.sets.popitem(last=False)
-            self.recorder.forget(lambda key, gone=oldest: key[:2] == gone)
+            self.recorder.forget(partial(_is_of_set, oldest))
         return self.sets[key]
 
     def _drop(self, matching: Any) -> None:
@@ -204,6 +204,11 @@ class Engine:
     @staticmethod
     def _signature(model: MaskedDiffusionModel) -> tuple[Any, ...]:
         return (*fingerprint(model), id(model.__dict__.get("head")))
+
+
+def _is_of_set(owner: tuple[Any, ...], step: tuple[Any, ...]) -> bool:
+    """Whether a recorded step belongs to this set of slots."""
+    return step[:2] == owner
 
 
 def _update(tenant: Tenant, facts: list[int]) -> None:
