@@ -2,7 +2,8 @@
 
 Activations are scaled per row when they arrive. On a GPU the product is `torch._scaled_mm`; elsewhere the same values
 are multiplied in fp32, so that the rounding can be studied and tested without one. Embedding, norms and head keep their
-dtype: the head decides tokens, and is a small part of the weights. Quantized models decode; they do not train.
+dtype: the head decides tokens, and is a small part of the weights. Quantized models decode; they do not train (what does
+is a frozen model with fp8 beside its own weights: `tad.training.frozen`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,22 @@ def to_fp8(values: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale).clamp(-_LARGEST, _LARGEST).to(FP8), scale
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in] times weight [out, in] (e4m3) with its scale [out] (fp32), in x's dtype."""
+def fp8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast_sums: bool = False
+) -> Tensor:
+    """x [..., in] times weight [out, in] (e4m3) with its scale [out] (fp32), in x's dtype.
+
+    `fast_sums` lets a GPU add in its matrix units alone, with fewer bits than fp32 but more than the factors have.
+    """
     rows, row_scale = to_fp8(x.reshape(-1, x.shape[-1]))
     if x.is_cuda:
         out = torch._scaled_mm(
-            rows, weight.t(), scale_a=row_scale, scale_b=scale[None], out_dtype=torch.bfloat16
+            rows,
+            weight.t(),
+            scale_a=row_scale,
+            scale_b=scale[None],
+            out_dtype=torch.bfloat16,
+            use_fast_accum=fast_sums,
         )
     else:
         out = F.linear(rows.float(), weight.float()) * row_scale * scale
@@ -59,21 +70,35 @@ class Fp8Linear(nn.Module):
         return fp8_linear(x, self.weight, self.scale, self.bias)
 
 
+def check_device(device: torch.device, setting: str) -> None:
+    """Refuse devices that cannot multiply fp8, in the name of the setting that asked for it; a CPU simulates it."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+        raise TadError(f"{setting}: {torch.cuda.get_device_name(device)} has no fp8 units; leave it out")
+    if device.type not in ("cuda", "cpu"):
+        raise TadError(
+            f"{setting}: runs on CUDA devices (and simulated on a CPU), not on {device.type}; leave it out"
+        )
+
+
+def check_shape(linear: nn.Linear, path: str, setting: str) -> None:
+    """Refuse weights of a shape that the fp8 product does not take."""
+    if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
+        raise TadError(
+            f"{setting}: {path} is {linear.out_features} x {linear.in_features}; both must be multiples of {_MULTIPLE}"
+        )
+
+
 @torch.no_grad()
 def quantize_fp8(model: MaskedDiffusionModel) -> None:
     """Replace the projections of every layer, in place. Refuses adapters (merge them first) and unfit devices."""
-    device = model.device
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
-        raise TadError(f"quantize 'fp8': {torch.cuda.get_device_name(device)} has no fp8 units; leave it out")
+    setting = "quantize 'fp8'"
+    check_device(model.device, setting)
     for number, layer in enumerate(model.layers()):
         for path in model.names.projections:
             linear = cast(nn.Linear, layer.get_submodule(path))
             if type(linear) is not nn.Linear:
                 raise TadError(
-                    f"quantize 'fp8': {path} of layer {number} is a {type(linear).__name__}; merge the adapter first"
+                    f"{setting}: {path} of layer {number} is a {type(linear).__name__}; merge the adapter first"
                 )
-            if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
-                raise TadError(
-                    f"quantize 'fp8': {path} is {linear.out_features} x {linear.in_features}; both must be multiples of {_MULTIPLE}"
-                )
+            check_shape(linear, path, setting)
             place(layer, path, Fp8Linear(linear))

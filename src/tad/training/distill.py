@@ -25,6 +25,7 @@ from tad.models.checkpoint import locate, read_json
 from tad.training.batches import MicroBatches, Split
 from tad.training.distill_recipe import DistillRecipe
 from tad.training.distill_trainer import DistillTrainer, Evaluate, HeldOut, StepLog
+from tad.training.frozen import fp8_buffers, quantize_frozen, restore_frozen
 from tad.training.objectives import LossModule, Objective, get_objective
 from tad.training.optimizer import RatePlan
 from tad.training.record import write_record
@@ -124,6 +125,8 @@ def distill(
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finished = trainer.state.global_step >= steps
     path = write_result(trainer, recipe, out) if finished else out
+    if recipe.frozen == "fp8":
+        restore_frozen(lm.model)
     if arguments.should_save:
         write_record(
             out,
@@ -166,6 +169,8 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
         for weight in lm.model.parameters():
             if weight.requires_grad:
                 weight.data = weight.data.float()
+        if recipe.frozen == "fp8":
+            quantize_frozen(lm.model)
     if recipe.gradient_checkpointing:
         lm.model.gradient_checkpointing_enable({"use_reentrant": False})
     if recipe.compile:
@@ -173,6 +178,7 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
             layer.compile()
     module = LossModule(lm.model, objective, teacher, lean=recipe.lean)
     module._no_split_modules = lm.model._no_split_modules  # what FSDP wraps one by one
+    module._ddp_params_and_buffers_to_ignore = fp8_buffers(module)
     return module
 
 

@@ -95,6 +95,8 @@ class DistillRecipe(Recipe):
     batch: BatchSection = BatchSection()
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Of the computation; auto: bf16 on a GPU. What is trained is kept in fp32."""
+    frozen: Literal["plain", "fp8"] = "plain"
+    """How the frozen projections under adapters multiply; fp8: forward in fp8, gradients through the weights as they are."""
     gradient_checkpointing: bool = False
     compile: bool = False
     lean: bool = True
@@ -122,6 +124,12 @@ class DistillRecipe(Recipe):
     def _check(self) -> DistillRecipe:
         if self.full and "adapter" in self.model_fields_set:
             raise ValueError("full: true trains no adapter; leave out one of the two sections")
+        if self.frozen == "fp8" and self.full:
+            raise ValueError("frozen: fp8 needs frozen weights; leave it out with full: true")
+        if self.frozen == "fp8" and self.distributed != "ddp":
+            raise ValueError(
+                f"frozen: fp8 keeps whole weights on every process; leave it out with distributed: {self.distributed}"
+            )
         if self.distributed == "fsdp" and self.evaluation is not None:
             raise ValueError(
                 "evaluation needs whole weights on one process; leave it out with distributed: fsdp"

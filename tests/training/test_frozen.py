@@ -1,0 +1,259 @@
+"""Frozen projections with an fp8 forward: values, gradients, compiled and checkpointed, and a run that leaves no trace of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_store import recipe, write_world
+
+import tad
+from tad.errors import TadError
+from tad.models import DREAM, LLADA, LLaDAConfig
+from tad.models.lora import attach
+from tad.models.quantize import fp8_linear, to_fp8
+from tad.models.shapes import build
+from tad.training.distill import build_module, build_objective, distill
+from tad.training.frozen import Fp8Frozen, fp8_buffers, quantize_frozen, restore_frozen
+from tad.training.objectives.module import adapters_off, checkpoint_layers
+from tad.training.weights import detach
+from tad.trajectories.fingerprint import fingerprint_model
+
+WEIGHTS = "adapter_model.safetensors"
+IDS = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+def frozen_linear(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(64, 32, bias=bias).requires_grad_(False)
+
+
+def adapted_model(dtype: torch.dtype = torch.float32, hidden: int = 48, dropout: float = 0.0) -> Any:
+    """A tiny model with adapters in fp32 that do something."""
+    config = LLaDAConfig(
+        d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, mlp_hidden_size=hidden, vocab_size=48, embedding_size=48,
+        max_sequence_length=64, mask_token_id=46, eos_token_id=47, pad_token_id=47,
+    )  # fmt: skip
+    model = build(config, "cpu", dtype, 0)
+    attach(model, LLADA, 4, dropout=dropout)
+    draws = torch.Generator().manual_seed(1)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+            if ".lora_B." in name:
+                weight.data.normal_(0, 0.05, generator=draws)
+    return model.train()
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    """Of a made-up loss of the logits, for the adapters."""
+    model.zero_grad()
+    weight = torch.randn(48, generator=torch.Generator().manual_seed(2))
+    (model(IDS).logits.float() * weight).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def distance(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """Between two gradients, relative to the second."""
+    apart = sum(float((left[name] - right[name]).double().square().sum()) for name in left)
+    return (apart / sum(float(value.double().square().sum()) for value in right.values())) ** 0.5
+
+
+# The product
+
+
+def test_forward_is_the_fp8_product_and_the_gradient_is_the_plain_maps() -> None:
+    linear = frozen_linear()
+    x = torch.randn(3, 5, 64, requires_grad=True)
+    again = x.detach().clone().requires_grad_(True)
+    given = torch.randn(3, 5, 32)
+    out, plain = Fp8Frozen(linear)(x), linear(again)
+    small, scale = to_fp8(linear.weight)
+    assert torch.equal(out, fp8_linear(x.detach(), small, scale[:, 0], linear.bias))
+    assert not torch.equal(out, plain)
+    out.backward(given)
+    plain.backward(given)
+    torch.testing.assert_close(x.grad, again.grad, rtol=1e-6, atol=1e-6)
+    assert linear.weight.grad is None
+
+
+def test_nothing_is_kept_for_backward_but_the_weight() -> None:
+    linear = Fp8Frozen(frozen_linear(bias=False))
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        linear(torch.randn(3, 64, requires_grad=True))
+    assert [tensor.data_ptr() for tensor in kept] == [linear.weight.data_ptr()]
+
+
+def test_what_is_saved_of_a_linear_map_stays_the_same() -> None:
+    linear = frozen_linear()
+    assert Fp8Frozen(linear).state_dict().keys() == linear.state_dict().keys()
+
+
+def test_an_input_of_another_dtype_is_multiplied_in_the_weights() -> None:
+    linear = frozen_linear().to(torch.bfloat16)
+    x = torch.randn(4, 64, requires_grad=True)
+    out = Fp8Frozen(linear)(x)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+
+
+# The model
+
+
+def test_student_and_teacher_change_little_and_the_gradient_keeps_its_direction() -> None:
+    model = adapted_model()
+    with torch.no_grad(), adapters_off(model):
+        base = model(IDS).logits
+    want = gradients(model)
+    quantize_frozen(model)
+    with torch.no_grad(), adapters_off(model):
+        assert 0 < (model(IDS).logits - base).norm() < 0.1 * base.norm()
+    assert 0 < distance(gradients(model), want) < 0.2
+    assert sum(isinstance(part, Fp8Frozen) for part in model.modules()) == 14
+    restore_frozen(model)
+    assert distance(gradients(model), want) == 0
+    assert fp8_buffers(model) == []
+
+
+@pytest.mark.parametrize("every", [0, 2], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_layers_have_the_same_gradient(every: int, dtype: torch.dtype, backend: str) -> None:
+    model = adapted_model(dtype)
+    quantize_frozen(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        want = gradients(model)
+        checkpoint_layers(model, every)
+        for layer in model.layers():
+            layer.compile(dynamic=False, backend=backend, fullgraph=not every)
+        with torch.no_grad(), adapters_off(model):
+            model(IDS)
+        found = gradients(model)
+    torch._dynamo.reset()
+    assert distance(found, want) < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_a_map_without_an_adapter_is_refused() -> None:
+    model = adapted_model()
+    plain = model.layers()[1].get_submodule(model.names.projections[0])
+    plain.base_layer = nn.Identity()
+    with pytest.raises(TadError, match=r"^frozen: fp8: .* of layer 1 carries no adapter; train adapters"):
+        quantize_frozen(model)
+
+
+def test_odd_shapes_are_refused_before_anything_is_changed() -> None:
+    model = adapted_model(hidden=40)
+    with pytest.raises(TadError, match=r"^frozen: fp8: .* is 40 x 32; both must be multiples of 16$"):
+        quantize_frozen(model)
+    assert fp8_buffers(model) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cuda", "Old GPU has no fp8 units; leave it out"), ("mps", "not on mps; leave it out")],
+)
+def test_devices_without_fp8_are_refused(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted_model()
+    monkeypatch.setattr(type(model), "device", torch.device(device))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
+    with pytest.raises(TadError, match=f"^frozen: fp8: .*{message}$"):
+        quantize_frozen(model)
+
+
+# A run
+
+
+def losses(run: Path) -> list[float]:
+    found = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in found if "loss" in line]
+
+
+@pytest.mark.parametrize("family", [LLADA, DREAM], ids=lambda family: family.name)
+def test_a_run_is_near_the_plain_one_and_its_adapter_is_ordinary(family: Any, tmp_path: Path) -> None:
+    world = write_world(tmp_path, family)
+    for name in ("plain", "fp8"):
+        distill(recipe(world, frozen=name), tmp_path / name, quiet=True)
+    assert losses(tmp_path / "fp8") != losses(tmp_path / "plain")
+    assert losses(tmp_path / "fp8") == pytest.approx(losses(tmp_path / "plain"), rel=0.05)
+    plain, fp8 = (load_file(tmp_path / name / "adapter" / WEIGHTS) for name in ("plain", "fp8"))
+    assert {name: (v.shape, v.dtype) for name, v in fp8.items()} == {
+        name: (v.shape, v.dtype) for name, v in plain.items()
+    }
+    lm = tad.load(world / "base", adapter=tmp_path / "fp8" / "adapter", device="cpu")
+    assert fp8_buffers(lm.model) == []
+
+
+def test_a_run_stopped_and_resumed_ends_bit_equal(world: Path, tmp_path: Path) -> None:
+    values = recipe(world, frozen="fp8")
+    distill(values, tmp_path / "whole", quiet=True)
+    distill(values, tmp_path / "parts", stop_at=3, quiet=True)
+    with pytest.raises(TadError, match=r"checkpoint-3: was made with frozen='fp8'"):
+        distill(recipe(world), tmp_path / "parts", resume=True, quiet=True)
+    assert distill(values, tmp_path / "parts", resume=True, quiet=True).finished
+    left, right = (load_file(tmp_path / part / "adapter" / WEIGHTS) for part in ("whole", "parts"))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_base_comes_back_plain(world: Path, tmp_path: Path) -> None:
+    lm = tad.load(world / "base", device="cpu")
+    before = fingerprint_model(lm)
+    distill(recipe(world, frozen="fp8", learning={"steps": 1}), tmp_path / "run", lm=lm, quiet=True)
+    detach(lm)
+    assert fingerprint_model(lm) == before
+    assert not any(isinstance(part, Fp8Frozen) for part in lm.model.modules())
+
+
+def test_bf16_and_checkpointing_train_nearly_alike(world: Path, tmp_path: Path) -> None:
+    distill(recipe(world, frozen="fp8"), tmp_path / "fp32", quiet=True)
+    for name, changes, close in (
+        ("bf16", {"precision": "bf16"}, 5e-2),
+        ("checkpointing", {"gradient_checkpointing": True}, 1e-5),
+    ):
+        distill(recipe(world, frozen="fp8", **changes), tmp_path / name, quiet=True)
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "fp32"), rel=close), name
+
+
+def test_processes_do_not_send_each_other_fp8_weights(world: Path) -> None:
+    lm = tad.load(world / "base", device="cpu")
+    values = recipe(world, frozen="fp8")
+    module = build_module(values, lm, build_objective(values, lm), bf16=False)
+    ignored = set(module._ddp_params_and_buffers_to_ignore)
+    small = {name for name, value in module.named_buffers() if value.dtype == torch.float8_e4m3fn}
+    assert small
+    assert small < ignored <= set(dict(module.named_buffers()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"full": True}, "frozen: fp8 needs frozen weights; leave it out with full: true"),
+        ({"distributed": "fsdp"}, "leave it out with distributed: fsdp"),
+        ({"distributed": "deepspeed"}, "leave it out with distributed: deepspeed"),
+    ],
+)
+def test_what_does_not_go_with_fp8_is_refused(changes: dict[str, Any], message: str, world: Path) -> None:
+    with pytest.raises(ValidationError, match=message):
+        recipe(world, frozen="fp8", **changes)
