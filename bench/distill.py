@@ -10,8 +10,10 @@ rank 128 on all seven projections. Weights are random: the numbers say how fast 
     lean        one copy, hidden states gathered where the loss looks, the head in chunks inside the loss
     + recompute lean, with the activations of all layers, or of every other layer, made again in backward
     fast        lean, with the layers compiled
+    + fp8       the frozen projections' forward in fp8 (`frozen: fp8`). `gradient_cosine` is that of all LoRA-B gradients
+                to the plain ones, `loss_difference` how far the loss moves: same batch, not compiled, no dropout
 
-A variant that fails has its error in the table. Prints a Markdown table last; `--out` gets the same as distill.json.
+MFU is of the bf16 peak for all. `--profile` adds the kernels of two more steps of each variant. A variant that fails has its error in the table. Prints a Markdown table last; `--out` gets the same as distill.json.
 """
 
 from __future__ import annotations
@@ -31,41 +33,19 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from distill_kernels import measure_kernels, print_kernels
+from distill_variants import VARIANTS, Variant, released_loss
 from machine import describe_machine, free_memory, synchronise
-from tad.models import LLADA, LLaDAConfig, MaskedDiffusionModel
-from tad.models.attention import AttentionRule
+from tad.models import LLADA, LLaDAConfig
 from tad.models.lora import attach
 from tad.models.shapes import build, forward_cost, shape_config
+from tad.training.frozen import quantize_frozen, restore_frozen
 from tad.training.objectives import Batch, LossModule, Row, Tad
 from tad.training.objectives.module import checkpoint_layers
 
 PEAK = 989e12  # dense bf16 FLOP/s of an H100 or H200, from the data sheet
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to make a step."""
-
-    name: str
-    released: bool = False
-    recompute_every: int = 0  # 1: all layers, 2: every other one, 0: none
-    compiled: bool = False
-    dropout: bool = True
-
-
-VARIANTS = [
-    Variant("lean"),
-    Variant("lean + recompute", recompute_every=1),
-    Variant("lean + recompute half", recompute_every=2),
-    Variant("fast", compiled=True),
-    Variant("fast + recompute half", compiled=True, recompute_every=2),
-    Variant("lean, no dropout", dropout=False),
-    Variant("fast, no dropout", compiled=True, dropout=False),
-    Variant("released", released=True),
-]
 
 
 @dataclass(frozen=True)
@@ -103,6 +83,9 @@ def main() -> int:
         default="bfloat16",
         help="float32: autocast around the step",
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="print the most expensive kernels of every variant"
+    )
     parser.add_argument("--out", type=Path, help="the folder for distill.json")
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
@@ -122,7 +105,8 @@ def main() -> int:
             continue
         row = bench.measure(variant)
         results["variants"].append(row)
-        print(json.dumps(row), flush=True)  # a run that is cut short has these
+        brief = {key: value for key, value in row.items() if key != "kernels"}
+        print(json.dumps(brief), flush=True)  # a run that is cut short has these
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "distill.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -201,14 +185,23 @@ class Bench:
         """A variant's row of the table."""
         row: dict[str, Any] = {"variant": variant.name}
         try:
+            if variant.fp8:
+                row.update(self.compare_fp8())
             self.prepare(variant)
-            row.update(self.time(self.loss_of(variant)))
+            step = self.step_of(self.loss_of(variant))
+            row.update(self.time(step))
             row["mfu"] = self.flops() / row["s_per_step"] / PEAK
+            if self.options.profile:
+                kernels = measure_kernels(step, self.device)
+                print_kernels(variant.name, kernels, row["s_per_step"])
+                row["device_ms"] = sum(kernel["ms"] for kernel in kernels)
+                row["kernels"] = kernels[:25]
         except Exception as error:
             traceback.print_exc()
             row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         for layer in self.model.layers():
             layer._compiled_call_impl = None
+        restore_frozen(self.model)
         torch._dynamo.reset()
         for p in self.adapters:
             p.grad = None
@@ -234,27 +227,58 @@ class Bench:
             if isinstance(module, torch.nn.Dropout):
                 module.p = self.options.dropout if variant.dropout else 0.0
         checkpoint_layers(self.model, variant.recompute_every)
+        if variant.fp8:
+            quantize_frozen(self.model)
         if variant.compiled:
             backend = "inductor" if self.device.type == "cuda" else "aot_eager"
             for layer in self.model.layers():
                 layer.compile(dynamic=False, backend=backend)
 
-    def time(self, step_loss: Callable[[], Tensor]) -> dict[str, float]:
-        """Median seconds of whole steps, each waited for, after a warm-up; the peak of memory over the timed ones."""
+    def compare_fp8(self) -> dict[str, float]:
+        """Loss and gradients of the same batch with fp8 and without, as far from each other as fp8 alone takes them."""
+        losses, gradients = [], []
+        for fp8 in (False, True):
+            self.prepare(Variant("one gradient", fp8=fp8, dropout=False))
+            loss = self.in_precision(self.loss_of(Variant("plain")))
+            loss.backward()
+            losses.append(float(loss))
+            parts = [p.grad for name, p in self.model.named_parameters() if ".lora_B." in name]
+            gradients.append([part.float() for part in parts if part is not None])
+            for p in self.adapters:
+                p.grad = None
+            restore_frozen(self.model)
+        plain, fp8_ones = gradients
+        both = sum(float((a * b).sum()) for a, b in zip(plain, fp8_ones, strict=True))
+        norms = [sum(float(g.square().sum()) for g in part) ** 0.5 for part in gradients]
+        return {
+            "loss_difference": losses[1] - losses[0],
+            "gradient_cosine": both / (norms[0] * norms[1]),
+        }
+
+    def in_precision(self, make_loss: Callable[[], Tensor]) -> Tensor:
+        """The loss as the adapters' dtype wants it made."""
+        mixed = self.adapter_dtype != self.dtype
+        with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
+            return make_loss()
+
+    def step_of(self, make_loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A whole step: loss, backward, clipping, AdamW."""
         optimizer = torch.optim.AdamW(
             self.adapters, lr=2e-5, weight_decay=0.01, fused=self.device.type == "cuda"
         )
-        mixed = self.adapter_dtype != self.dtype
 
         def step() -> Tensor:
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
-                loss = step_loss()
+            loss = self.in_precision(make_loss)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.adapters, 1.0)
             optimizer.step()
             return loss.detach()
 
+        return step
+
+    def time(self, step: Callable[[], Tensor]) -> dict[str, float]:
+        """Median seconds of whole steps, each waited for, after a warm-up; the peak of memory over the timed ones."""
         began = time.perf_counter()
         first = float(step())
         opening = time.perf_counter() - began
@@ -274,28 +298,6 @@ class Bench:
             found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
             found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
         return {**found, "first_step_s": opening, "first_loss": first}
-
-
-def released_loss(model: MaskedDiffusionModel, teacher: MaskedDiffusionModel, batch: Batch) -> Tensor:
-    """The published trainer's step: whole logits of both models, rows picked from them, two means."""
-    assert batch.teacher is not None
-    near, distant = batch.groups["near"], batch.groups["distant"]
-    assert distant.teacher_at is not None
-    with torch.no_grad():
-        taught = teacher(batch.teacher.ids, rule=not_pad(batch.teacher.ids, teacher)).logits.flatten(0, 1)
-    given = model(batch.student.ids, rule=not_pad(batch.student.ids, model)).logits.flatten(0, 1)
-    hard = F.cross_entropy(given[near.student_at], near.labels)
-    soft = F.kl_div(
-        given[distant.student_at].log_softmax(-1),
-        taught[distant.teacher_at].softmax(-1),
-        reduction="batchmean",
-    )
-    return hard + soft
-
-
-def not_pad(ids: Tensor, model: MaskedDiffusionModel) -> AttentionRule:
-    """The published trainer always passes a mask made from the ids, and with it leaves attention's fastest path."""
-    return AttentionRule(keys=ids != model.config.pad_token_id)
 
 
 def unused_rng() -> np.random.Generator:
@@ -321,12 +323,12 @@ def as_markdown(results: dict[str, Any]) -> str:
         f"{sizes['near_tokens']:.0f} near and {sizes['distant_tokens']:.0f} distant positions, "
         f"{sizes['adapter_parameters']:,} adapter parameters in {sizes['adapter_dtype']}",
         "",
-        "| variant | s/step | speed-up | peak GB | of released | MFU | first step s | first loss |",
-        "|---|---|---|---|---|---|---|---|",
+        "| variant | s/step | speed-up | peak GB | of released | MFU | first step s | first loss | gradient cosine |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['variant']} | {row['error']} | | | | | | |")
+            lines.append(f"| {row['variant']} | {row['error']} | | | | | | | |")
             continue
         cells = [
             row["variant"],
@@ -339,6 +341,7 @@ def as_markdown(results: dict[str, Any]) -> str:
             f"{row['mfu']:.2f}",
             f"{row['first_step_s']:.1f}",
             f"{row['first_loss']:.4f}",
+            f"{row['gradient_cosine']:.4f}" if "gradient_cosine" in row else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
