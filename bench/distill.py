@@ -241,7 +241,7 @@ class Bench:
             self.prepare(Variant("one gradient", fp8=fp8, dropout=False))
             loss = self.in_precision(self.loss_of(Variant("plain")))
             loss.backward()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
             parts = [p.grad for name, p in self.model.named_parameters() if ".lora_B." in name]
             gradients.append([part.float() for part in parts if part is not None])
             for p in self.adapters:

@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "distill.py"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # it imports its siblings
     spec = importlib.util.spec_from_file_location("bench_distill", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bench_distill", module)  # dataclasses look their module up
@@ -38,6 +39,27 @@ def test_all_ways_of_a_step_have_the_same_loss_and_stand_in_the_table(
         assert row["first_loss"] == pytest.approx(rows[-1]["first_loss"], rel=1e-5)
         assert row["s_per_step"] > 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("| released |")
+
+
+def test_fp8_says_how_far_it_is_from_plain_and_a_profile_names_kernels(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["distill.py", "--tiny", "--repeats", "1", "--warmup", "1", "--profile", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*words, "--only", "lean", "fast + fp8", "released"])
+    assert bench.main() == 0
+    lean, fp8, released = json.loads((tmp_path / "distill.json").read_text())["variants"]
+    assert 0.99 < fp8["gradient_cosine"] < 0.99999
+    moved = fp8["first_loss"] - lean["first_loss"]
+    assert fp8["loss_difference"] == pytest.approx(moved, abs=1e-5)
+    assert moved != 0
+    assert released["first_loss"] == pytest.approx(
+        lean["first_loss"], rel=1e-5
+    )  # nothing of fp8 is left behind
+    assert "gradient_cosine" not in lean
+    for row in (lean, fp8, released):
+        assert 0 < len(row["kernels"]) <= 25
+        assert row["device_ms"] >= sum(kernel["ms"] for kernel in row["kernels"]) > 0
+    assert "fast + fp8: " in capsys.readouterr().out
 
 
 def test_a_variant_that_fails_has_its_error_in_the_table(

@@ -50,9 +50,9 @@ class _Fp8Forward(torch.autograd.Function):
         return fp8_linear(x, fp8, scale, fast_sums=True)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
-        return gradients[0] @ weight, None, None, None
+        return gradient @ weight, None, None, None
 
 
 @torch.no_grad()
