@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tad.decoding import DECODERS, Decoded, Step, decode, get_decoder
 from tad.decoding.engine import Engine, engine_for, why_not
-from tad.decoding.engine.step import Stepper
+from tad.decoding.engine.slots import Method
+from tad.decoding.engine.step import _SCORES, Stepper, _scorer
+from tad.decoding.proposal import Sampling, propose
 from tad.errors import TadError
 from tad.models import LM
 
@@ -297,6 +299,17 @@ def test_compiled_steps_give_the_tokens_of_the_loop_and_compile_once_for_all_siz
     # One slot and several differ where decisions are compiled; nothing else does.
     assert made[2] == made[1]
     assert made[1] - made[0] <= (2 if fused else 0)
+
+
+def test_sampled_scores_are_those_of_the_loop_where_scores_are_compiled(lm: LM) -> None:
+    sampling = Sampling(temperature=0.7)
+    decoder = replace(get_decoder("fast-dllm", lm.family.name), sampling=sampling).prepared(64, 0)
+    score = _scorer(Method(decoder, lm.tokens, 0, 32, 64), compiled=True)
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    where = [torch.arange(low, low + 5) for low in (0, 7, 3)]
+    wanted = propose(logits, sampling, lm.tokens.mask, lm.tokens.ends, *where)
+    for found, name in zip(score(logits, *where), _SCORES, strict=True):
+        torch.testing.assert_close(found, getattr(wanted, name))
 
 
 def test_prompts_of_the_parity_set_have_many_lengths() -> None:

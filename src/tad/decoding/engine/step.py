@@ -172,7 +172,8 @@ def _scorer(method: Method, compiled: bool) -> Callable[..., Any]:
         found = propose(logits, sampling, mask, ends, seed, step, position)
         return tuple(getattr(found, name) for name in _SCORES)
 
-    return sized(score) if compiled else score
+    # The noise of sampling is a hash whose 64-bit constants the compiler's back ends refuse; sampling is rare.
+    return sized(score) if compiled and sampling.temperature == 0 else score
 
 
 def _preparer(method: Method, fused: bool, packed: bool) -> Callable[..., Any]:
