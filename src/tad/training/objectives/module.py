@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tad.errors import TadError
 from tad.models import AttentionRule, MaskedDiffusionModel
-from tad.training.losses import CHUNK, Head, RowLosses, lean_losses, plain_losses
+from tad.training.losses import Head, RowLosses, lean_losses, plain_losses
 from tad.training.objectives.base import Batch, Canvas, Group, Objective, Parts
 
 
@@ -39,7 +39,7 @@ class LossModule(nn.Module):
         student: nn.Module,
         objective: Objective,
         teacher: nn.Module | None = None,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
         lean: bool = True,
     ) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _Evidence:
         base: Tensor | None,
         head: Head,
         guide: Head,
-        chunk: int,
+        chunk: int | None,
         lean: bool,
     ) -> None:
         self.hidden, self.taught, self.base = hidden, taught, base
