@@ -53,8 +53,13 @@ def bundled_models() -> list[str]:
     return sorted(path.name for path in BUNDLED.glob("*") if (path / "config.json").is_file())
 
 
+def bundled_adapters() -> list[str]:
+    """The students of those models that come with this package."""
+    return sorted(path.name for path in BUNDLED.glob("*") if (path / "adapter_config.json").is_file())
+
+
 def locate(source: str | Path, revision: str | None = None, weights: bool = True, code: bool = False) -> Path:
-    """The directory of a checkpoint: as given, bundled with this package, or downloaded from the Hugging Face hub.
+    """The directory of a checkpoint or an adapter: as given, bundled with this package, or downloaded from the Hugging Face hub.
 
     Pickled weights are never fetched. `code` also fetches the repository's Python files, which an export copies and
     nothing here runs.
@@ -65,11 +70,11 @@ def locate(source: str | Path, revision: str | None = None, weights: bool = True
     if path.exists():
         raise TadError(f"{source}: is a file; give the directory that holds config.json")
     name = str(source)
-    if name in bundled_models():
+    bundled = [*bundled_models(), *bundled_adapters()]
+    if name in bundled:
         return BUNDLED / name
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        known = ", ".join(bundled_models())
-        raise TadError(f"{source}: no such directory (bundled models: {known})")
+        raise TadError(f"{source}: no such directory (bundled: {', '.join(bundled)})")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
