@@ -51,14 +51,12 @@ def run(family: str = "llada", problems: int = 24, out: Path | None = None) -> N
         "Every number below has a wide error.\n"
         "Trajectories are collected with the dual cache: about six times faster, and approximate."
     )
-    if not ready:
-        typer.echo("Students trained at full size are not bundled yet: the table has the live ones only.")
     with watch.stage("One problem, decoded by the base with TAD's multi-block decoder"):
         show_problem(lm)
     if not chain.run():
         stop(["tad", "demo", "--family", family, "--problems", str(problems), "--out", str(folder)])
     (folder / FINISHED).touch()
-    typer.echo(f"\n{show_table(chain.table(), ready)}")
+    typer.echo(f"\n{show_table(chain.table())}")
     typer.echo(
         f"\nDone in {time.monotonic() - began:.0f} s. The report: {(folder / 'report' / 'report.html').resolve()}"
     )
@@ -150,7 +148,7 @@ def show_problem(lm: LM) -> None:
     )
 
 
-def show_table(table: Table, ready: dict[str, str]) -> str:
+def show_table(table: Table) -> str:
     """Accuracy and speed at each method's own setting, narrow enough for any terminal."""
     from tad.evaluation.tables import align
 
@@ -161,12 +159,8 @@ def show_table(table: Table, ready: dict[str, str]) -> str:
         assert facts is not None
         n = facts.n
         rows.append((row.title, facts.accuracy.text(1), facts.tpf.text(2), facts.to_base.text(1)))
-    trained = (
-        f" (trained here in {STEPS} steps; 'bundled' ones at full size)"
-        if ready
-        else f" (trained here in {STEPS} steps)"
-    )
     return (
         f"{align(rows)}\nSmoke size: n = {n} problems, ± standard error, brackets: 95 % intervals, paired. 'base' reveals one "
-        f"token per forward; quality and speed are students{trained}. No conclusion should be drawn from so few problems."
+        f"token per forward; quality and speed are students (trained here in {STEPS} steps; 'bundled' ones at full size). "
+        "No conclusion should be drawn from so few problems."
     )
