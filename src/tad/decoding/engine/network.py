@@ -16,20 +16,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine.prepare import Asking, Prepared
+from tad.decoding.engine.products import MOST_ROWS
 from tad.decoding.engine.slots import Lent
-from tad.decoding.engine.weights import LayerWeights, project, read_weights, rows_of
+from tad.decoding.engine.tuning import LIBRARY, Maps, few_row_maps
+from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
 from tad.models import MaskedDiffusionModel
 from tad.models.transformer import Shape, rotary_table, rotate
 
 
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
-    fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s."""
+    fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s. `products` says who
+    multiplies a few rows with the weights (`tad.decoding.engine.tuning`)."""
 
-    def __init__(self, model: MaskedDiffusionModel, compiled: bool, mode: str | None = None) -> None:
+    def __init__(
+        self, model: MaskedDiffusionModel, compiled: bool, mode: str | None = None, products: str = "torch"
+    ) -> None:
         self.model, self.shape = model, model.shape
         self.layers = read_weights(model)
         self.parts = Parts(model.shape, compiled, mode)
+        maps = few_row_maps(self.layers, model.shape, model.dtype, products)
+        self.few_rows = None if maps is None else Parts(model.shape, compiled, mode, maps)
+
+    def parts_for(self, tokens: int) -> Parts:
+        """What computes a forward of so many tokens."""
+        return self.parts if self.few_rows is None or tokens > MOST_ROWS else self.few_rows
 
     def rotary(self, columns: int) -> tuple[Tensor, Tensor]:
         """cos and sin of every position up to `columns`: [columns, 1, head_dim]."""
@@ -51,7 +62,7 @@ class Network:
 
         With `keep` every output is kept, and a candidate may read one that an earlier forward left.
         """
-        parts, last = self.parts, len(self.layers) - 1
+        parts, last = self.parts_for(len(at.row)), len(self.layers) - 1
         slots, columns = canvas.shape
         x = self.model.embedding()(canvas[at.row, at.column])
         cos, sin = (table[at.position] for table in rotary)
@@ -151,7 +162,7 @@ def _attend(
 class Parts:
     """What lies between two attentions, as functions of tensors alone: the same code for every layer."""
 
-    def __init__(self, shape: Shape, compiled: bool, mode: str | None = None) -> None:
+    def __init__(self, shape: Shape, compiled: bool, mode: str | None = None, maps: Maps = LIBRARY) -> None:
         heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
         own, theirs = heads * dim, kv_heads * dim
 
@@ -171,11 +182,13 @@ class Parts:
             """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones."""
             normed = norm(x, layer.attn_norm)
             if wants is None:
-                query, key, value = project(normed, layer.qkv).split((own, theirs, theirs), dim=-1)
+                joint = maps.qkv(normed, layer.qkv, layer.attn_out.weight)
+                query, key, value = joint.split((own, theirs, theirs), dim=-1)
                 turned = rotate(query.view(-1, heads, dim), cos, sin)
             else:
-                key, value = project(normed, rows_of(layer.qkv, own, own + 2 * theirs)).split(theirs, dim=-1)
-                query = project(normed[wants], rows_of(layer.qkv, 0, own))
+                joint = maps.key_value(normed, rows_of(layer.qkv, own, own + 2 * theirs), None)
+                key, value = joint.split(theirs, dim=-1)
+                query = maps.query(normed[wants], rows_of(layer.qkv, 0, own), layer.attn_out.weight)
                 turned = rotate(query.view(-1, heads, dim), cos[wants], sin[wants])
                 x = x[wants]
             keys[place] = rotate(key.view(-1, kv_heads, dim), cos, sin)
@@ -187,18 +200,19 @@ class Parts:
             # a copy of x; this way it goes into the norm that follows.
             return (x.float() + y.float()).to(x.dtype)
 
-        def leave(x: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
-            x = add(x, project(attended, layer.attn_out))
-            gate, up = project(norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            return add(x, project(F.silu(gate) * up, layer.down))
+        def leave(x: Tensor, attended: Tensor, layer: LayerWeights, ahead: Tensor | None) -> Tensor:
+            x = add(x, maps.attn_out(attended, layer.attn_out, layer.gate_up.weight))
+            joint = maps.gate_up(norm(x, layer.mlp_norm), layer.gate_up, layer.down.weight)
+            gate, up = joint.chunk(2, dim=-1)
+            return add(x, maps.down(F.silu(gate) * up, layer.down, ahead))
 
         def cross(
             x: Tensor, attended: Tensor, before: LayerWeights, layer: LayerWeights, *written: Any
         ) -> tuple[Tensor, Tensor]:
-            return enter(leave(x, attended, before), layer, *written)
+            return enter(leave(x, attended, before, layer.qkv.weight), layer, *written)
 
         def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
-            return norm(leave(x, attended, layer), weight)
+            return norm(leave(x, attended, layer, None), weight)
 
         self.enter = sized(enter, mode) if compiled else enter
         self.cross = sized(cross, mode) if compiled else cross

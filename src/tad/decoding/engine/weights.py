@@ -7,7 +7,7 @@ trains as before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -30,6 +30,10 @@ class Projection(NamedTuple):
     bias: Tensor | None
 
 
+# x [n, in], what it is multiplied with, and the weights that will be read next, to [n, out].
+Project = Callable[[Tensor, Projection, Tensor | None], Tensor]
+
+
 class LayerWeights(NamedTuple):
     attn_norm: Tensor
     qkv: Projection
@@ -39,8 +43,8 @@ class LayerWeights(NamedTuple):
     down: Projection
 
 
-def project(x: Tensor, by: Projection) -> Tensor:
-    """x [n, in] -> [n, out]."""
+def project(x: Tensor, by: Projection, ahead: Tensor | None = None) -> Tensor:
+    """x [n, in] -> [n, out], by the library."""
     if by.scale is None:
         return F.linear(x, by.weight, by.bias)
     return fp8_linear(x, by.weight, by.scale, by.bias)

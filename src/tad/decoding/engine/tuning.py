@@ -1,0 +1,185 @@
+"""Which product is taken for which projection: the library's, or one of parts, with the tiling that trials found fastest.
+
+Trials run on the model's own weights, several layers in turn, so that no cache helps. They are kept for the process:
+a second engine for the same shapes tries nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tad.decoding.engine import products
+from tad.decoding.engine.products import Tiling, candidates, is_fp8, product_parts, row_block, split_project
+from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
+from tad.errors import TadError
+from tad.models.transformer import Shape
+
+WAYS = ("torch", "triton", "auto")  # of an engine's products
+ROWS = (32, 64)  # tried; other numbers take what is found for these, or the usual
+KINDS = ("qkv", "attn_out", "gate_up", "down")
+_LAYERS = 8  # read in turn: more than a cache holds
+_SUM_RATE = 3e12  # bytes/s at which the caller reads the parts, roughly: trials do not add them up
+_LOG = logging.getLogger(__name__)
+
+
+class Maps(NamedTuple):
+    """How each projection of a layer is computed. The last layer asks for queries, keys and values separately."""
+
+    qkv: Project
+    query: Project
+    key_value: Project
+    attn_out: Project
+    gate_up: Project
+    down: Project
+
+
+LIBRARY = Maps(project, project, project, project, project, project)
+
+
+class Trial(NamedTuple):
+    """Milliseconds of one product of `rows` with a tiling, or why there are none."""
+
+    rows: int
+    tiling: Tiling
+    ms: float | None
+    error: str = ""
+
+
+def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtype, ways: str) -> Maps | None:
+    """The maps for few rows, after trials where the device has the kernel; None where all is left to the library."""
+    if ways not in WAYS:
+        raise TadError(f"products is one of {', '.join(WAYS)}, not {ways!r}")
+    if ways == "torch" or (ways == "auto" and layers[0].qkv.weight.device.type != "cuda"):
+        return None
+    own, theirs = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    parts = {kind: [getattr(layer, kind) for layer in layers] for kind in KINDS}
+    parts["query"] = [rows_of(layers[-1].qkv, 0, own)]
+    parts["key_value"] = [rows_of(layers[-1].qkv, own, own + 2 * theirs)]
+    found: dict[str, Project] = {}
+    for kind, some in parts.items():
+        reason = products.why_not_split(some[0], dtype)
+        if reason is None:
+            split = tuned_split(some, dtype) if kind in KINDS else products.usual_split(some[0].weight)
+            found[kind] = split_project(split)
+        elif ways == "triton":
+            raise TadError(f"products 'triton': {kind}: {reason}; use 'auto' or 'torch'")
+        else:
+            found[kind] = project
+    return Maps(**found)
+
+
+_SPLITS: dict[tuple[int, int, torch.dtype, torch.dtype], int] = {}
+
+
+def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int:
+    """Into how many parts products of this shape are best cut; the tilings are kept in `products.chosen`."""
+    weight = projections[0].weight
+    if weight.device.type != "cuda":
+        return products.usual_split(weight)
+    key = (*weight.shape, weight.dtype, dtype)
+    if key not in _SPLITS:
+        began = time.perf_counter()
+        trials = [trial for rows in ROWS for trial in try_tilings(projections, rows, dtype)]
+        _SPLITS[key] = keep_best(weight, trials)
+        best = ", ".join(f"{rows} rows {products.tiling_for(weight, rows, _SPLITS[key])}" for rows in ROWS)
+        seconds = time.perf_counter() - began
+        _LOG.info("products with %s: %s (%d trials, %.1f s)", tuple(weight.shape), best, len(trials), seconds)
+    return _SPLITS[key]
+
+
+def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
+    """The split that is best over all numbers of rows, whose best tilings are kept; the usual one where all failed."""
+    rows = sorted({trial.rows for trial in trials})
+    best: dict[int, list[Trial]] = {}
+    for split in products.SPLITS:
+        fastest = [
+            min(
+                (trial for trial in trials if trial.rows == count and trial.tiling.split == split),
+                key=lambda trial: cost(trial, weight),
+                default=None,
+            )
+            for count in rows
+        ]
+        if all(trial is not None and trial.ms is not None for trial in fastest):
+            best[split] = [trial for trial in fastest if trial is not None]
+    if not best:
+        return products.usual_split(weight)
+    split = min(best, key=lambda one: sum(cost(trial, weight) for trial in best[one]))
+    n, k = weight.shape
+    for trial in best[split]:
+        products.chosen[n, k, is_fp8(weight), row_block(trial.rows), split] = trial.tiling
+    return split
+
+
+def cost(trial: Trial, weight: Tensor) -> float:
+    """A trial's milliseconds with what reading its parts will add."""
+    if trial.ms is None:
+        return float("inf")
+    split = trial.tiling.split
+    size = 2 if split == 1 else 4 * split
+    return trial.ms + 1e3 * trial.rows * len(weight) * size / _SUM_RATE
+
+
+def try_tilings(projections: Sequence[Projection], rows: int, dtype: torch.dtype) -> list[Trial]:
+    """Every candidate on some layers' weights, recorded and replayed. One that fails costs no other one."""
+    some = projections[:_LAYERS]
+    weight = some[0].weight
+    x = torch.randn(rows, weight.shape[1], device=weight.device).to(dtype)
+    tried = candidates(weight)
+    compile_ahead(x, some[0], tried)
+    trials = []
+    for tiling in tried:
+
+        def run(tiling: Tiling = tiling) -> None:
+            for by in some:
+                product_parts(x, by.weight, by.scale, None, tiling)
+
+        try:
+            trials.append(Trial(rows, tiling, time_replays(run) / len(some)))
+        except Exception as error:
+            words = str(error).splitlines()[0] if str(error) else ""
+            trials.append(Trial(rows, tiling, None, f"{type(error).__name__}: {words}"[:200]))
+    return trials
+
+
+def compile_ahead(x: Tensor, by: Projection, tried: Sequence[Tiling]) -> None:
+    """Compile the kernels of some tilings side by side, those with one part and those with several."""
+    import triton
+
+    from tad.decoding.engine.product_kernel import warm
+
+    with (
+        ThreadPoolExecutor(8) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        for tiling in tried:
+            dtype = x.dtype if tiling.split == 1 else torch.float32
+            out = torch.empty(tiling.split, len(x), len(by.weight), dtype=dtype, device=x.device)
+            warm(x, by.weight, by.scale, out, tiling)
+
+
+def time_replays(run: Callable[[], None], repeats: int = 5) -> float:
+    """Milliseconds of what `run` launches on a GPU, without the host's part: the best of three."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    graph.replay()
+    found = []
+    for _ in range(3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / repeats)
+    return min(found)
