@@ -4,7 +4,7 @@
     python bench/study_gpu.py grade study-nano-llada DEST --out runs/study-nano-llada     # where programs can run
     python bench/study_gpu.py run study-nano-llada DEST --tiny                            # a minute on a CPU
 
-`run` works in --work in one process with one base in memory; when the time is over it packs what there is into DEST as study.tar.gz.NN, at
+`run` works in --work, by one process or several (--processes: small models leave a GPU idle most of the time); when the time is over it packs what there is into DEST as study.tar.gz.NN, at
 most six files of 15 MB. `--resume DEST` first unpacks what an earlier run packed, perhaps on another machine, and goes on. `grade`
 unpacks into --out, adds the verdicts that could not be given without a sandbox, writes the tables and prints them.
 """
@@ -12,6 +12,8 @@ unpacks into --out, adds the verdicts that could not be given without a sandbox,
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,8 +84,14 @@ def run(recipe: StudyRecipe, options: argparse.Namespace) -> None:
         print(f"unpacked {options.resume} after {time.monotonic() - began:.0f} s", flush=True)
     torch.set_float32_matmul_precision("high")
     study = Study(recipe, work, Watch())
-    spent = (time.monotonic() - began) / 60
-    complete = study.run(options.only, max(0.0, options.minutes - spent), grade=False, tables=False)
+    minutes = max(0.0, options.minutes - (time.monotonic() - began) / 60)
+    others = [start_another(options, work, minutes, number) for number in range(1, options.processes)]
+    complete = study.run(options.only, minutes, grade=False, tables=False)
+    codes = [other.wait() for other in others]
+    if any(codes):
+        print(f"a process failed: see {work.name}-N.log beside {work}", flush=True)
+    if options.no_pack:
+        return
     done = time.monotonic()
     left = pack(study, options.dest, not options.no_texts)
     sizes = [path.stat().st_size for path in sorted(options.dest.glob(f"{NAME}.*"))]
@@ -95,6 +103,25 @@ def run(recipe: StudyRecipe, options: argparse.Namespace) -> None:
         f"packed {sum(sizes) / 1e6:.1f} MB into {len(sizes)} files of {options.dest} in {time.monotonic() - done:.0f} s; "
         f"{time.monotonic() - began:.0f} s in all"
     )
+
+
+def start_another(
+    options: argparse.Namespace, work: Path, minutes: float, number: int
+) -> subprocess.Popen[bytes]:
+    """One more process for the same study; what it prints goes into a file."""
+    words = [sys.executable, __file__, "run", options.recipe, str(options.dest), *options.overrides]
+    words += [
+        "--work",
+        str(work),
+        "--minutes",
+        str(minutes),
+        "--no-pack",
+        *(["--tiny"] if options.tiny else []),
+    ]
+    words += ["--only", *options.only] if options.only else []
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with open(work.parent / f"{work.name}-{number}.log", "wb") as log:
+        return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
 
 
 def grade(recipe: StudyRecipe, options: argparse.Namespace) -> None:
@@ -123,6 +150,8 @@ def read_options(words: list[str] | None) -> argparse.Namespace:
     one.add_argument("--work", type=Path, help="default: runs/NAME")
     one.add_argument("--resume", type=Path, help="a DEST to continue from; nothing happens where it is empty")
     one.add_argument("--only", nargs="+", default=[], help="tables or methods, with wildcards")
+    one.add_argument("--processes", type=int, default=1, help="that share the work")
+    one.add_argument("--no-pack", action="store_true", help=argparse.SUPPRESS)
     one.add_argument("--no-texts", action="store_true", help="leave out the texts of graded answers")
     two.add_argument("--out", type=Path, help="default: runs/NAME")
     options = parser.parse_args(words)

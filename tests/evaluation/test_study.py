@@ -356,3 +356,47 @@ def test_a_study_that_is_killed_again_and_again_comes_to_the_same_numbers(
             mine, theirs = (read_numbers(one / folder) for one in (out, done[0]))
             assert np.array_equal(mine.correct, theirs.correct)
             assert np.array_equal(mine.forwards, theirs.forwards)
+
+
+# Several processes
+
+
+_WORK = """
+import sys, yaml
+from tad.config import parse_recipe
+from tad.evaluation.study import Study, StudyRecipe
+study = Study(parse_recipe(StudyRecipe, yaml.safe_load(open(sys.argv[1]))), sys.argv[2])
+print(study.run())
+"""
+
+
+def test_two_processes_share_a_study_and_do_nothing_twice(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    recipe.write_text(yaml.safe_dump(study_recipe(world).model_dump(mode="json")))
+    words = [sys.executable, "-c", _WORK, str(recipe), str(out)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=300)[0].split()[-1] for process in both] == ["True", "True"]
+
+    def names(folder: Path, kind: str) -> list[str]:
+        return sorted(path.name.rpartition("-")[2] for path in (folder / kind).iterdir())
+
+    for kind in ("stores", "students", "answers"):
+        assert names(out, kind) == names(done[0], kind)
+    trained = [json.loads(path.read_text())["calls"] for path in (out / "students").glob("*/run.json")]
+    assert all(len(calls) == 1 for calls in trained)
+    for name in ("main.json", "windows.json"):
+        assert (out / "tables" / name).read_text() == (done[0] / "tables" / name).read_text()
+
+
+def test_a_cell_that_another_process_has_taken_is_left_to_it(world: Path, tmp_path: Path) -> None:
+    study, watch = Study(study_recipe(world), tmp_path), Listener()
+    cell = study.cell("base", None)
+    assert cell is not None
+    with study._claim(cell) as mine:
+        assert mine
+        other = Study(study_recipe(world), tmp_path, watch)
+        assert not other.run(["base", "tad"], minutes=0.02, tables=False)
+    assert not (tmp_path / "answers").exists() or not list((tmp_path / "answers").glob("base-*"))
+    assert Study(study_recipe(world), tmp_path).run(["base"], tables=False)

@@ -121,6 +121,13 @@ def waiting(folder: Path, name: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def claiming(folder: Path, name: str) -> Iterator[bool]:
+    """Take a lock among the processes of one run if it is free; whether it was. A process that dies gives it back."""
+    with _full_disk(folder), open(folder / f".{name}", "w") as lock:
+        yield _try_lock(lock)
+
+
 def _try_lock(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

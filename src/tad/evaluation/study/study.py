@@ -6,7 +6,9 @@
     OUT/tables                  the named tables and the record of tuning
     OUT/study.json              recipe, base and calls;  OUT/timings.jsonl: how long each piece of work took
 
-What a HASH is made of is in `cells`. One process works on a study at a time.
+What a HASH is made of is in `cells`. Several processes may work on a study at once: each takes the next cell that nobody
+works on, and waits for a store or a student that another one is making. Locks are the operating system's, so a process that
+dies leaves its cell to the others.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.files import create_folder, write_json, writing
+from tad.evaluation.files import claiming, create_folder, waiting, write_json
 from tad.evaluation.run import Identity
 from tad.evaluation.study.answers import answer, find_gradable, grade_missing, is_whole, list_ungraded
 from tad.evaluation.study.cells import Cell
@@ -37,6 +40,9 @@ from tad.evaluation.study.workbench import (
 )
 from tad.training.record import describe_machine
 from tad.trajectories.store import TrajectoryStore
+
+_DECODED = (DONE, UNGRADED)
+_PAUSE = 1.0  # seconds between looks at what other processes are doing
 
 
 class Study(Plan):
@@ -60,36 +66,53 @@ class Study(Plan):
         With `minutes`, nothing is begun that is expected to end later; the piece of work in flight may be stopped. `grade`: also
         look for verdicts that are missing in finished runs.
         """
-        began = time.monotonic()
-        self.deadline = None if minutes is None else began + 60 * minutes
+        self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         create_folder(self.out)
-        with writing(self.out):
-            self._record()
-            complete = True
-            try:
-                for table, name, _, get in self.plan(only):
-                    cell = get()
-                    if cell is None:
-                        complete = False
-                        self.watch.say(f"{name} of table '{table}' waits for its tuning")
-                    elif not self._finished(cell, grade):
-                        if not self._has_time(cell):
-                            complete = False
-                            break
-                        self._do(cell)
-            except Stopped:
-                complete = False
-            if grade:
-                self._grade_all()
-            if tables:
+        self._record()
+        try:
+            complete = self._work(only, grade)
+        except Stopped:
+            complete = False
+        if grade:
+            self._grade_all()
+        if tables:
+            with waiting(self.out, "tables"):
                 self.write_tables()
         return complete
+
+    def _work(self, only: Sequence[str], grade: bool) -> bool:
+        """Pass over the cells until none is left that this process could do or that another one is doing."""
+        while True:
+            waits, busy = [], False
+            for table, name, _, get in self.plan(only):
+                cell = get()
+                if cell is None:
+                    waits.append(f"{name} of table '{table}' waits for its tuning")
+                elif not self._finished(cell, grade):
+                    with self._claim(cell) as mine:
+                        if not mine:
+                            busy = True
+                        elif self.state(cell) not in _DECODED:  # another process may have just finished it
+                            if not self._has_time(cell):
+                                return False
+                            self._do(cell)
+            if not busy:
+                for line in waits:
+                    self.watch.say(line)
+                return not waits
+            if self._stopping():
+                return False
+            time.sleep(_PAUSE)
+
+    def _claim(self, cell: Cell) -> AbstractContextManager[bool]:
+        """By the answers' hash: cells of one model on the same questions share runs."""
+        return claiming(self.out, f"answers-{self.hashes.answers(cell)}")
 
     def _finished(self, cell: Cell, grade: bool) -> bool:
         state = self.state(cell)
         if state == UNGRADED and grade:
             self._grade(cell)
-        return state in (DONE, UNGRADED)
+        return state in _DECODED
 
     def _has_time(self, cell: Cell) -> bool:
         if self._stopping():
@@ -138,9 +161,11 @@ class Study(Plan):
 
     def _collect(self, name: str) -> Path:
         """A store with its window, made or continued."""
-        folder = self.store_folder(name)
-        if (folder / WINDOW).is_file():
-            return folder
+        with waiting(self.out, f"store-{self.hashes.store(name)}"):
+            folder = self.store_folder(name)
+            return folder if (folder / WINDOW).is_file() else self._fill(name, folder)
+
+    def _fill(self, name: str, folder: Path) -> Path:
         began = time.monotonic()
         recipe = self.recipe.collect_recipe(self.recipe.stores[name])
         with self.watch.stage(f"store '{name}'"):
@@ -154,11 +179,12 @@ class Study(Plan):
         return folder
 
     def _train(self, cell: Cell, store: Path) -> Path:
-        folder = self.student_folder(cell)
-        assert folder is not None
-        result = find_result(folder)
-        if result is not None:
-            return result
+        with waiting(self.out, f"student-{self.hashes.student(cell)}"):
+            folder = self.student_folder(cell)
+            assert folder is not None
+            return find_result(folder) or self._distill(cell, store, folder)
+
+    def _distill(self, cell: Cell, store: Path, folder: Path) -> Path:
         held = None if self.recipe.validation is None else str(self._collect(self.recipe.validation))
         recipe = self.hashes.training(cell, str(store), held)
         began = time.monotonic()
@@ -188,11 +214,12 @@ class Study(Plan):
     def _grade(self, cell: Cell) -> None:
         able, questions = self._gradable(cell), self.hashes.questions(cell.tasks)
         folder = self.answers_folder(cell)
-        for setting in self.hashes.settings(cell):
-            run = folder / setting.name
-            if list_ungraded(run) & able:
-                count = grade_missing(run, questions, able, self.recipe.evaluate.graders)
-                self.watch.say(f"{cell.label}, {setting.name}: {count} verdicts")
+        with self._claim(cell) as mine:
+            for setting in self.hashes.settings(cell) if mine else ():
+                run = folder / setting.name
+                if list_ungraded(run) & able:
+                    count = grade_missing(run, questions, able, self.recipe.evaluate.graders)
+                    self.watch.say(f"{cell.label}, {setting.name}: {count} verdicts")
 
     def _grade_all(self) -> None:
         for _, _, _, get in self.plan():
@@ -216,9 +243,10 @@ class Study(Plan):
 
     def _record(self) -> None:
         path = self.out / STUDY
-        record: dict[str, Any] = (
-            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"calls": []}
-        )
-        record |= {"recipe": self.recipe.model_dump(mode="json"), "base": asdict(self.base)}
-        record["calls"].append(describe_machine())
-        write_json(path, record)
+        with waiting(self.out, "record"):
+            record: dict[str, Any] = (
+                json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"calls": []}
+            )
+            record |= {"recipe": self.recipe.model_dump(mode="json"), "base": asdict(self.base)}
+            record["calls"].append(describe_machine())
+            write_json(path, record)
