@@ -31,7 +31,7 @@ __all__ = [
 
 EngineChoice = Literal["auto", "plain", "graph"]
 ENGINE_VARIABLE = "TAD_ENGINE"  # decides where no engine is asked for
-DEFAULT_ENGINE: EngineChoice = "plain"
+DEFAULT_ENGINE: EngineChoice = "auto"
 
 
 def decode(
@@ -50,9 +50,8 @@ def decode(
     `seed` is one for all rows or one per row; a row's samples depend on its own seed and prompt alone. `batch_size`
     cuts the prompts into batches of similar length. `overrides` are the decoder's parameters, see `get_decoder`.
 
-    `engine`: `plain` is the loop, and the default until the engine has been measured on a GPU; `graph` the engine with
-    its recorded steps (on a CPU the same steps, not recorded); `auto` the engine on CUDA where it serves model and decoder,
-    else the loop. An `Engine` of one's own is used as it is. Where none is given, the environment's TAD_ENGINE decides. With
+    `engine`: `auto`, the default, is the engine on CUDA where it serves model and decoder, else the loop; `plain` the loop;
+    `graph` the engine with its recorded steps (on a CPU the same steps, not recorded). An `Engine` of one's own is used as it is. Where none is given, the environment's TAD_ENGINE decides. With
     the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
     """
     chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.shift)
