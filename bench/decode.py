@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 import traceback
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+import decode_products  # noqa: F401  # its rows
 from decode_bench import PACE, ROWS, TPF, Bench, Row, row
 from decode_inside import time_first_call
 from machine import describe_machine, free_memory
@@ -46,6 +48,9 @@ ORDER = (
     "lengths",
     "packed",
     "products",
+    "triton",
+    "fp8-triton",
+    "libraries",
     "attention",
     "scores",
     "uncompiled",
@@ -134,11 +139,13 @@ def main() -> int:
     parser.add_argument(
         "--engine-options",
         default="",
-        help="of fused, packed, autotune, compiled, uncompiled: for the engine of all rows",
+        help="of fused, packed, autotune, triton, compiled, uncompiled: for the engine of all rows",
     )
     parser.add_argument("--out", type=Path, help="the folder for decode.json and decode.md")
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    logging.getLogger("tad.decoding.engine").setLevel(logging.INFO)  # what was tried for products
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not options.tiny and device.type != "cuda":
         print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
@@ -234,6 +241,34 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("32 rows, part of the floor, cached step", "batch-32", "step/of_floor", 0.5, True),
     ("FP8 cached step, 1 row, {small} new positions, ms", "fp8", "by_new_positions/{small}/ms", 3.5, False),
     ("FP8 cached step, 1 row, {large} new positions, ms", "fp8", "by_new_positions/{large}/ms", 3.5, False),
+    (
+        "cached step with our own products, {small} new positions, ms",
+        "triton",
+        "by_new_positions/{small}/ms",
+        5.0,
+        False,
+    ),
+    (
+        "cached step with our own products, {large} new positions, ms",
+        "triton",
+        "by_new_positions/{large}/ms",
+        5.0,
+        False,
+    ),
+    (
+        "FP8 cached step with our own products, {small} new positions, ms",
+        "fp8-triton",
+        "by_new_positions/{small}/ms",
+        3.5,
+        False,
+    ),
+    (
+        "FP8 cached step with our own products, {large} new positions, ms",
+        "fp8-triton",
+        "by_new_positions/{large}/ms",
+        3.5,
+        False,
+    ),
     ("cached step, decisions compiled too, ms", "fused", "ms", None, False),
     ("cached step, packed attention, ms", "packed", "ms", None, False),
     ("cached step, products chosen by trial, ms", "autotune", "ms", None, False),
@@ -282,7 +317,7 @@ def as_markdown(results: Row) -> str:
             cells += [f"{'>=' if more else '<='} {goal:g}", "yes" if met else "no"]
         lines.append("| " + " | ".join(cells) + " |")
     for name, found in rows.items():
-        for title in ("ms_by_part", "ms_by_way", "differing"):
+        for title in ("ms_by_part", "ms_by_way", "best", "differing"):
             if title in found:
                 parts = ", ".join(f"{key} {_cell(value)}" for key, value in found[title].items())
                 lines += ["", f"{name}, {title.replace('_', ' ')}: {parts}"]

@@ -24,6 +24,7 @@ from tad.decoding.decoders import Decoder
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.engine.slots import Method, Slots
 from tad.decoding.engine.step import Stepper, plan
+from tad.decoding.engine.weights import LayerWeights, read_weights
 from tad.decoding.proposal import Proposal, propose
 from tad.models import LM, SpecialTokens
 from tad.models.quantize import quantize_fp8
@@ -101,6 +102,7 @@ class Bench:
         self.label = f"{options.shape}{' (tiny)' if options.tiny else ''}"
         self.lm = self.make_lm(layers)
         self.embedding_bytes = self.lm.model.embedding().weight.nbytes
+        self._small: tuple[LM, list[LayerWeights]] | None = None
         self._quantized: tuple[LM, Engine] | None = None
         self.copy_rate = measure_copy_rate(device)
         self.matmul_rate = measure_product_rate(device, self.dtype)
@@ -117,7 +119,7 @@ class Bench:
         return LM(model, family_of_config(config), tokens, source=self.options.shape)
 
     def make_engine(self, lm: LM, *flags: str) -> Engine:
-        unknown = set(flags) - {"fused", "packed", "autotune", "compiled", "uncompiled"}
+        unknown = set(flags) - {"fused", "packed", "autotune", "compiled", "uncompiled", "triton"}
         if unknown:
             raise SystemExit(f"no engine option {', '.join(unknown)}")
         return Engine(
@@ -127,14 +129,30 @@ class Bench:
             fused="fused" in flags and ("compiled" in flags or self.cuda),
             packed="packed" in flags and self.cuda,
             mode="max-autotune-no-cudagraphs" if "autotune" in flags else None,
+            products="triton" if "triton" in flags else "torch",
         )
+
+    def quantized_lm(self) -> tuple[LM, list[LayerWeights]]:
+        """The same weights in fp8."""
+        if self._small is None:
+            lm = self.make_lm(quantize=True)
+            self._small = lm, read_weights(lm.model)
+        return self._small
 
     def quantized(self) -> tuple[LM, Engine]:
         """The same weights in fp8, and their engine."""
         if self._quantized is None:
-            lm = self.make_lm(quantize=True)
-            self._quantized = lm, self.make_engine(lm)
+            lm = self.quantized_lm()[0]
+            self._quantized = lm, self.make_engine(lm, *filter(None, self.options.engine_options.split(",")))
         return self._quantized
+
+    def fp8_share(self) -> float:
+        """Bytes that a forward reads of the weights in fp8, over those it reads of the others."""
+        sizes = []
+        for lm in (self.quantized_lm()[0], self.lm):
+            parts = (*lm.model.parameters(), *lm.model.buffers())
+            sizes.append(sum(part.nbytes for part in parts) - self.embedding_bytes)
+        return sizes[0] / sizes[1]
 
     def noise(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, device=self.device).to(self.dtype)

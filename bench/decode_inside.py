@@ -171,12 +171,11 @@ def measure_variant(bench: Bench, flag: str) -> Row:
 def measure_fp8(bench: Bench) -> Row:
     """A cached step with the projections in fp8."""
     lm, engine = bench.quantized()
-    plain = sum(weight.nbytes for weight in bench.lm.model.parameters()) - bench.embedding_bytes
-    small = sum(part.nbytes for part in (*lm.model.parameters(), *lm.model.buffers())) - bench.embedding_bytes
-    steps = {str(new): bench.time_step(1, new, engine, small / plain) for new in bench.new_positions()}
+    share = bench.fp8_share()
+    steps = {str(new): bench.time_step(1, new, engine, share) for new in bench.new_positions()}
     worst = max(steps.values(), key=lambda one: one["ms"])
     whole = bench.time_decode(1, bench.decoder("tad-cached"), TPF, engine, lm=lm)
-    return {**worst, "by_new_positions": steps, "decode": whole, "bytes_of_bf16": small / plain}
+    return {**worst, "by_new_positions": steps, "decode": whole, "bytes_of_bf16": share}
 
 
 @row("others")
@@ -237,37 +236,6 @@ def measure_lengths(bench: Bench) -> Row:
         "lengths": len(set(lengths)),
         "all_s": time.perf_counter() - began,
     }
-
-
-@row("products")
-@torch.inference_mode()
-def measure_products(bench: Bench) -> Row:
-    """All layers' matrix products of a cached step by library and number of tokens, and as weights times tokens."""
-    found: Row = {}
-    names = ("qkv", "attn_out", "gate_up", "down")
-    layers = [[getattr(layer, name).weight for name in names] for layer in bench.engine.network.layers]
-
-    def usual(inputs: dict[int, Tensor]) -> None:
-        for weights in layers:
-            for weight in weights:
-                F.linear(inputs[weight.shape[1]], weight)
-
-    def turned(inputs: dict[int, Tensor]) -> None:
-        for weights in layers:
-            for weight in weights:
-                torch.mm(weight, inputs[weight.shape[1]].t())
-
-    before = torch.backends.cuda.preferred_blas_library() if bench.cuda else None
-    for library in ("cublas", "cublaslt") if bench.cuda else ("cpu",):
-        if bench.cuda:
-            torch.backends.cuda.preferred_blas_library(library)
-        for tokens in (*bench.new_positions(), 4 * bench.new_positions()[0]):
-            inputs = {weight.shape[1]: bench.noise(tokens, weight.shape[1]) for weight in layers[0]}
-            for label, way in (("", usual), (" turned", turned)):
-                found[f"{library}{label} x{tokens}"] = bench.replayed(partial(way, inputs))
-    if bench.cuda:
-        torch.backends.cuda.preferred_blas_library(before)
-    return {"ms_by_way": found}
 
 
 @row("attention")

@@ -1,4 +1,5 @@
-"""The engine on a GPU, compiled and recorded: the tokens of the loop in fp32, few graphs, no growth, fp8, packed attention."""
+"""The engine on a GPU, compiled and recorded: the tokens of the loop in fp32, few graphs, no growth, fp8, packed attention,
+products in parts."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "decoding"))
 from parity_models import tiny, tiny_prompts
 
 from tad.decoding import DECODERS, Decoded, Engine, decode, get_decoder
-from tad.decoding.engine import engine_for, why_not
+from tad.decoding.engine import engine_for, products, tuning, why_not
 from tad.decoding.engine.network import attend_packed
+from tad.decoding.engine.weights import Projection
 from tad.models import LM
-from tad.models.quantize import quantize_fp8
+from tad.models.quantize import quantize_fp8, to_fp8
 
 pytestmark = [
     pytest.mark.gpu,
@@ -230,3 +232,108 @@ def test_decisions_can_be_compiled_too() -> None:
     plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
     found = decode(lm, prompts, "tad-cached", 64, batch_size=1, engine=Engine(lm.model, fused=True))
     assert first_difference(found, plain) is None
+
+
+# Outputs and inputs of the projections of LLaDA-8B and Dream-7B, and an odd number of outputs.
+PRODUCTS = [(12288, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (4608, 3584), (512, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (1000, 4096)]  # fmt: skip
+
+
+def draw_projection(n: int, k: int, quantized: bool, biased: bool) -> tuple[Projection, Tensor]:
+    """A projection, and its weights in fp32."""
+    generator = torch.Generator("cuda").manual_seed(n + k)
+    weight = torch.randn(n, k, generator=generator, device="cuda").bfloat16()
+    bias = torch.randn(n, generator=generator, device="cuda").bfloat16() if biased else None
+    if not quantized:
+        return Projection(weight, None, bias), weight.float()
+    codes, scale = to_fp8(weight)
+    return Projection(codes, scale[:, 0].contiguous(), bias), codes.float() * scale
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    return ((found.float() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("shape", PRODUCTS, ids=str)
+@torch.inference_mode()
+def test_products_in_parts_are_the_products(shape: tuple[int, int], quantized: bool) -> None:
+    by, wide = draw_projection(*shape, quantized, biased=shape[1] == 3584)
+    for rows in (1, 17, 32, 64, 96, 128):
+        x = torch.randn(rows, shape[1], device="cuda").bfloat16()
+        wanted = x.float() @ wide.T + (0 if by.bias is None else by.bias.float())
+        for split in {1, 3, products.usual_split(by.weight)}:
+            found = products.split_project(split)(x, by, None)
+            assert found.dtype == torch.bfloat16
+            assert relative_error(found, wanted) < 4e-3, (
+                f"{rows} rows in {split} parts"
+            )  # bf16 rounds to 2e-3
+
+
+@pytest.mark.parametrize("rows", [32, 50])
+@pytest.mark.parametrize("tiling", [*products.TILINGS[False], *products.TILINGS[True]], ids=str)
+@torch.inference_mode()
+def test_every_tiling_gives_the_product(tiling: products.Tiling, rows: int) -> None:
+    for quantized in (False, True):
+        if tiling not in products.TILINGS[quantized]:
+            continue
+        by, wide = draw_projection(1000, 1024, quantized, biased=False)
+        x = torch.randn(rows, 1024, device="cuda").bfloat16()
+        parts = products.product_parts(x, by.weight, by.scale, None, tiling._replace(split=3))
+        assert parts.shape == (3, rows, 1000)
+        assert relative_error(parts.sum(0), x.float() @ wide.T) < 1e-4
+
+
+@torch.inference_mode()
+def test_fp8_weights_are_widened_exactly() -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device="cuda")
+    codes[[127, 255]] = 0  # not numbers
+    weight = codes.view(torch.float8_e4m3fn)[:, None].expand(256, 64).contiguous()
+    scale, x = torch.ones(256, device="cuda"), torch.eye(64, device="cuda").bfloat16()
+    for tiling in products.TILINGS[True]:
+        if tiling.block_k == 64:
+            parts = products.product_parts(x, weight, scale, None, tiling)
+            assert torch.equal(parts[0], weight.bfloat16().T)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["bf16", "fp8"])
+@torch.inference_mode()
+def test_products_can_be_recorded_repeat_exactly_and_reading_ahead_changes_nothing(
+    quantized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by, _ = draw_projection(4096, 4096, quantized, biased=False)
+    x, project = torch.randn(64, 4096, device="cuda").bfloat16(), products.split_project(4)
+    wanted = project(x, by, None)
+    monkeypatch.setattr(products, "read_ahead", 10**7)
+    project(x, by, by.weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = project(x, by, by.weight)
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, wanted)
+
+
+@torch.inference_mode()
+def test_trials_find_a_tiling_and_say_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "chosen", {})
+    some = [draw_projection(4096, 4096, True, biased=False)[0]] * 2
+    trials = tuning.tune(some, torch.bfloat16)
+    assert [trial for trial in trials if trial.ms is None] == []
+    split = tuning.tuned_split(some, torch.bfloat16)
+    assert {key[-2:] for key in products.chosen} == {(32, split), (64, split)}
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(family: str, quantized: bool) -> None:
+    lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
+    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
+    if quantized:
+        quantize_fp8(lm.model)
+    engine = Engine(lm.model, products="auto")
+    assert engine.network.few_rows is not None
+    for slots in (1, 3):
+        found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
+        assert share_of_same_tokens(found, plain) > (0.6 if quantized else 0.85)

@@ -75,23 +75,33 @@ def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtyp
     return Maps(**found)
 
 
+# What trials found: (outputs, inputs, dtypes of weights and rows) -> split.
 _SPLITS: dict[tuple[int, int, torch.dtype, torch.dtype], int] = {}
 
 
 def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int:
-    """Into how many parts products of this shape are best cut; the tilings are kept in `products.chosen`."""
+    """Into how many parts products of this shape are best cut, by trials where there were none yet."""
     weight = projections[0].weight
     if weight.device.type != "cuda":
         return products.usual_split(weight)
-    key = (*weight.shape, weight.dtype, dtype)
-    if key not in _SPLITS:
-        began = time.perf_counter()
-        trials = [trial for rows in ROWS for trial in try_tilings(projections, rows, dtype)]
-        _SPLITS[key] = keep_best(weight, trials)
-        best = ", ".join(f"{rows} rows {products.tiling_for(weight, rows, _SPLITS[key])}" for rows in ROWS)
-        seconds = time.perf_counter() - began
-        _LOG.info("products with %s: %s (%d trials, %.1f s)", tuple(weight.shape), best, len(trials), seconds)
-    return _SPLITS[key]
+    n, k = weight.shape
+    if (n, k, weight.dtype, dtype) not in _SPLITS:
+        tune(projections, dtype)
+    return _SPLITS[n, k, weight.dtype, dtype]
+
+
+def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Trial]:
+    """Try everything for the products of one shape and keep what is best."""
+    began, weight = time.perf_counter(), projections[0].weight
+    n, k = weight.shape
+    trials = [trial for rows in ROWS for trial in try_tilings(projections, rows, dtype)]
+    split = _SPLITS[n, k, weight.dtype, dtype] = keep_best(weight, trials)
+    best = ", ".join(f"{rows} rows {tuple(products.tiling_for(weight, rows, split))}" for rows in ROWS)
+    seconds, failed = time.perf_counter() - began, sum(trial.ms is None for trial in trials)
+    _LOG.info(
+        "products with %d x %d: %s (%d trials, %d failed, %.1f s)", n, k, best, len(trials), failed, seconds
+    )
+    return trials
 
 
 def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
@@ -132,9 +142,8 @@ def try_tilings(projections: Sequence[Projection], rows: int, dtype: torch.dtype
     some = projections[:_LAYERS]
     weight = some[0].weight
     x = torch.randn(rows, weight.shape[1], device=weight.device).to(dtype)
-    tried = candidates(weight)
+    tried, trials = candidates(weight), []
     compile_ahead(x, some[0], tried)
-    trials = []
     for tiling in tried:
 
         def run(tiling: Tiling = tiling) -> None:
@@ -162,7 +171,10 @@ def compile_ahead(x: Tensor, by: Projection, tried: Sequence[Tiling]) -> None:
         for tiling in tried:
             dtype = x.dtype if tiling.split == 1 else torch.float32
             out = torch.empty(tiling.split, len(x), len(by.weight), dtype=dtype, device=x.device)
-            warm(x, by.weight, by.scale, out, tiling)
+            try:
+                warm(x, by.weight, by.scale, out, tiling)
+            except Exception as error:  # its trial will say the same, and count as failed
+                _LOG.info("%s does not compile: %s", tuple(tiling), error)
 
 
 def time_replays(run: Callable[[], None], repeats: int = 5) -> float:
