@@ -63,7 +63,7 @@ def generate(
 
         # What does not depend on the model is refused before its weights are read.
         get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
-        lm = _load(model, adapter, device, dtype)
+        lm = _load(model, adapter, device, dtype, to_decode=True)
     chosen = get_decoder(decoder, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
@@ -221,14 +221,20 @@ def _busy(what: str) -> AbstractContextManager[Any]:
     return notes.status(what) if notes.is_terminal else nullcontext()
 
 
-def _load(model: str, adapter: str | None, device: str | None, dtype: str | None) -> LM:
+def _load(
+    model: str, adapter: str | None, device: str | None, dtype: str | None, to_decode: bool = False
+) -> LM:
+    """`to_decode`: nothing else will be done with it, so its adapter may be merged."""
     from transformers.utils import logging
 
     from tad.models import load
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return load(model, adapter=adapter, device=device, dtype=dtype)
+    lm = load(model, adapter=adapter, device=device, dtype=dtype)
+    if to_decode:
+        lm.merge_on_gpu()
+    return lm
 
 
 def _progress(results: Iterator[Any], total: int, quiet: bool) -> Iterator[Any]:

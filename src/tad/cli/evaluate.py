@@ -119,6 +119,7 @@ def evaluate(
     from tad.decoding import get_decoder
     from tad.evaluation import EvalRecipe, list_tasks
     from tad.evaluation.questions import Questions
+    from tad.evaluation.run import Identity
     from tad.evaluation.sweep import plan
 
     recipe = EvalRecipe(
@@ -157,17 +158,28 @@ def evaluate(
         return
     with _busy(f"loading {model}"):
         lm = _load(model, adapter, device, dtype)
+        identity = Identity.of(lm)
+        lm.merge_on_gpu()
     watch = _Watch()
     if not swept:
         from tad.evaluation import evaluate as run
 
-        results = run(lm, recipe, folder, watch.report, watch.stopping, not no_grade, questions)
+        results = run(lm, recipe, folder, watch.report, watch.stopping, not no_grade, questions, identity)
         _show_run(results, levels, as_json)
     else:
         from tad.evaluation import run_sweep
 
         runs = run_sweep(
-            lm, recipe, folder, decoders, values or None, watch.begin, watch.stopping, not no_grade, questions
+            lm,
+            recipe,
+            folder,
+            decoders,
+            values or None,
+            watch.begin,
+            watch.stopping,
+            not no_grade,
+            questions,
+            identity,
         )
         if watch.interrupted:
             pass
@@ -262,7 +274,7 @@ def throughput(
     sections = list_tasks([task], sample=None, limit=limit, templates=[template], options=options)
     items = Questions(sections, None if data_dir is None else str(data_dir)).items
     with _busy(f"loading {model}"):
-        lm = _load(model, adapter, device, dtype)
+        lm = _load(model, adapter, device, dtype, to_decode=True)
     prompts = [plain_ids(lm, item.task, item.example, item.template) for item in items]
     speeds = list(measure_speed(lm, prompts, decoder, gen_length, sizes, warmup, **own))
     machine = describe_machine()

@@ -104,6 +104,7 @@ def run_sweep(
     stopping: Callable[[], bool] = lambda: False,
     grade: bool = True,
     questions: Questions | None = None,
+    identity: Identity | None = None,
 ) -> list[Results]:
     """Do what is missing of the sweeps of one model; each run is a directory under `out`, named by its settings.
 
@@ -120,7 +121,7 @@ def run_sweep(
     ]
     runs = list({setting.name: setting for setting in runs}.values())
     questions = questions or Questions(recipe.tasks, recipe.data_dir)
-    identity = Identity.of(lm)
+    identity = identity or Identity.of(lm)
     found = []
     for setting in runs:
         if stopping():

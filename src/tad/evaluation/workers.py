@@ -14,7 +14,7 @@ from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results
 from tad.evaluation.row import Row
-from tad.evaluation.run import Grading, Progress, Report, Runner
+from tad.evaluation.run import Grading, Identity, Progress, Report, Runner
 from tad.models import load
 
 _CHUNK = 4  # batches per task handed to an actor
@@ -27,7 +27,9 @@ class _RayRunner:
         self.recipe = EvalRecipe.model_validate(recipe)
         self.items = Questions(self.recipe.tasks, self.recipe.data_dir).items
         lm = load(self.recipe.model, self.recipe.adapter, device=self.recipe.device, dtype=self.recipe.dtype)
-        self.runner = Runner(lm, self.recipe)
+        identity = Identity.of(lm)
+        lm.merge_on_gpu()
+        self.runner = Runner(lm, self.recipe, identity)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         found = []
