@@ -50,6 +50,7 @@ ORDER = (
     "products",
     "triton",
     "fp8-triton",
+    "triton-fused",
     "libraries",
     "attention",
     "scores",
@@ -139,7 +140,7 @@ def main() -> int:
     parser.add_argument(
         "--engine-options",
         default="",
-        help="of fused, packed, autotune, triton, compiled, uncompiled: for the engine of all rows",
+        help="of fused, packed, autotune, triton, attention, compiled, uncompiled: for the engine of all rows",
     )
     parser.add_argument("--out", type=Path, help="the folder for decode.json and decode.md")
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)

@@ -119,7 +119,15 @@ class Bench:
         return LM(model, family_of_config(config), tokens, source=self.options.shape)
 
     def make_engine(self, lm: LM, *flags: str) -> Engine:
-        unknown = set(flags) - {"fused", "packed", "autotune", "compiled", "uncompiled", "triton"}
+        unknown = set(flags) - {
+            "fused",
+            "packed",
+            "autotune",
+            "compiled",
+            "uncompiled",
+            "triton",
+            "attention",
+        }
         if unknown:
             raise SystemExit(f"no engine option {', '.join(unknown)}")
         return Engine(
@@ -130,13 +138,17 @@ class Bench:
             packed="packed" in flags and self.cuda,
             mode="max-autotune-no-cudagraphs" if "autotune" in flags else None,
             products="triton" if "triton" in flags else "torch",
+            attention="triton" if "attention" in flags else "torch",
         )
 
     def quantized_lm(self) -> tuple[LM, list[LayerWeights]]:
         """The same weights in fp8."""
         if self._small is None:
-            lm = self.make_lm(quantize=True)
-            self._small = lm, read_weights(lm.model)
+            with torch.inference_mode(
+                False
+            ):  # engines join the weights in place, which inference tensors refuse
+                lm = self.make_lm(quantize=True)
+                self._small = lm, read_weights(lm.model)
         return self._small
 
     def quantized(self) -> tuple[LM, Engine]:

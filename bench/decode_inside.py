@@ -280,7 +280,32 @@ def measure_attention(bench: Bench) -> Row:
 
     if bench.cuda:
         found["packed, part of the keys"] = bench.replayed(packed)
+        found |= measure_own_attention(bench, query, pairs, columns)
     return {"ms_by_way": found}
+
+
+def measure_own_attention(bench: Bench, query: Tensor, pairs: list[list[Tensor]], columns: int) -> Row:
+    """Our kernel, cut in several ways, and its distance from the library's result."""
+    from tad.decoding.engine.attention_kernel import CUTS, attend_few
+
+    found: Row = {}
+    key, value = (part[None].transpose(1, 2) for part in pairs[0])
+    wanted = F.scaled_dot_product_attention(query[None].transpose(1, 2), key, value, enable_gqa=True)
+    wanted = wanted[0].transpose(0, 1).flatten(1).float()
+
+    def own(cut: Any) -> None:
+        for keys, values in pairs:
+            attend_few(query, keys, values, columns, cut)
+
+    for cut in CUTS:
+        name = f"own {' '.join(map(str, cut))}"
+        try:
+            out = attend_few(query, *pairs[0], columns, cut).float()
+            found[name] = bench.replayed(partial(own, cut))
+            found[f"{name}, relative difference"] = ((out - wanted).norm() / wanted.norm()).item()
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"[:120]
+    return found
 
 
 @row("scores")

@@ -142,31 +142,51 @@ def measure_fp8_triton(bench: Bench) -> Row:
     return measure_steps(bench, bench.quantized_lm()[0], bench.fp8_share())
 
 
+@row("triton-fused")
+def measure_triton_fused(bench: Bench) -> Row:
+    """Both with everything of ours: products, attention, and decisions compiled; reading ahead as the rows before found."""
+    found: Row = {"ms_by_way": {}}
+    for label, lm in (("bf16", bench.lm), ("fp8", bench.quantized_lm()[0])):
+        began = time.perf_counter()
+        engine = bench.make_engine(lm, "triton", "attention", "fused")
+        for new in bench.new_positions():
+            found["ms_by_way"][f"{label}, {new} new"] = attempt(partial(step_ms, bench, engine, new))
+        found[f"{label}_opening_s"] = time.perf_counter() - began
+    return found
+
+
+def step_ms(bench: Bench, engine: Engine, new: int) -> float:
+    ms: float = bench.time_step(1, new, engine)["ms"]
+    return ms
+
+
 def measure_steps(bench: Bench, lm: LM, scale: float) -> Row:
-    """Steps by how far products read ahead; the best distance is kept for the rows that follow."""
+    """Steps by how far products read ahead; the best distance is kept for the rows that follow. Then with our attention."""
     began = time.perf_counter()
-    engine = bench.make_engine(lm, "triton", *filter(None, bench.options.engine_options.split(",")))
+    options = [flag for flag in bench.options.engine_options.split(",") if flag]
+    engine = bench.make_engine(lm, "triton", *options)
     synchronise(bench.device)
-    found: Row = {"tuning_s": time.perf_counter() - began, "by_ahead": {}}
+    found: Row = {"tuning_s": time.perf_counter() - began, "ms_by_way": {}}
     steps: dict[int, dict[str, Row]] = {}
     for ahead in AHEAD if bench.cuda else AHEAD[:1]:
         products.read_ahead = ahead
         engine.recorder.forget(lambda _: True)
+        label = f"{ahead >> 20} MiB ahead"
         try:
             steps[ahead] = {str(new): bench.time_step(1, new, engine, scale) for new in bench.new_positions()}
-            found["by_ahead"][f"{ahead >> 20} MiB"] = {new: one["ms"] for new, one in steps[ahead].items()}
+            found["ms_by_way"] |= {f"{new} new, {label}": one["ms"] for new, one in steps[ahead].items()}
         except Exception as error:
-            found["by_ahead"][f"{ahead >> 20} MiB"] = f"{type(error).__name__}: {error}"[:300]
-    best = min(steps, key=lambda ahead: sum(one["ms"] for one in steps[ahead].values()))
+            found["ms_by_way"][label] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    best = min(steps, key=lambda ahead: sum(one["ms"] for one in steps[ahead].values()), default=0)
     products.read_ahead = best
     engine.recorder.forget(lambda _: True)
+    if not steps:
+        return {**found, "error": "no step ran"}
     worst = max(steps[best].values(), key=lambda one: one["ms"])
     found |= {**worst, "by_new_positions": steps[best], "read_ahead": best}
-    found["ms_by_way"] = {
-        f"{new} new, {ahead >> 20} MiB ahead": one["ms"]
-        for ahead in steps
-        for new, one in steps[ahead].items()
-    }
+    other = bench.make_engine(lm, "triton", "attention", *options)
+    for new in bench.new_positions():
+        found["ms_by_way"][f"{new} new, own attention"] = attempt(partial(step_ms, bench, other, new))
     found["kernels"] = profile_step(bench, engine)
     found["decode"] = bench.time_decode(1, bench.decoder("tad-cached"), TPF, engine, lm=lm)
     return found

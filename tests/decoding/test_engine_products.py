@@ -101,6 +101,8 @@ def test_the_choice_of_products_is_checked_and_auto_is_the_library_without_cuda(
     assert Engine(lm.model, products="auto").network.few_rows is None
     with pytest.raises(TadError, match="products is one of torch, triton, auto, not 'fast'"):
         Engine(lm.model, products="fast")
+    with pytest.raises(TadError, match="attention is one of torch, triton, not 'fast'"):
+        Engine(lm.model, attention="fast")
 
 
 @given(st.integers(1, 400), st.integers(1, 300), st.booleans())

@@ -337,3 +337,24 @@ def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(family: str, quant
     for slots in (1, 3):
         found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
         assert share_of_same_tokens(found, plain) > (0.6 if quantized else 0.85)
+
+
+@pytest.mark.parametrize("heads", [(32, 32), (28, 4)])
+@torch.inference_mode()
+def test_our_attention_of_few_queries_is_attention(heads: tuple[int, int]) -> None:
+    from tad.decoding.engine.attention_kernel import CUTS, attend_few
+
+    for count, columns in ((64, 384), (33, 100), (1, 17)):
+        sizes = ((count, heads[0]), (columns + 1, heads[1]), (columns + 1, heads[1]))
+        draw = [torch.randn(*size, 128, device="cuda").bfloat16() for size in sizes]
+        wanted = by_definition(*draw, [(0, count, 0, columns)])
+        for cut in CUTS:
+            assert relative_error(attend_few(*draw, columns, cut), wanted) < 1e-2
+
+
+def test_our_attention_gives_nearly_the_tokens_of_the_loop() -> None:
+    lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
+    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
+    engine = Engine(lm.model, attention="triton", bucketed=False)  # prompts fill their columns
+    found = decode(lm, prompts, "tad-cached", 64, batch_size=1, engine=engine)
+    assert share_of_same_tokens(found, plain) > 0.85

@@ -74,7 +74,9 @@ class Engine:
     default where steps are recorded. `packed` is attention over rows as they are packed, for half precision on CUDA: no
     padding, and no mask where prompts differ in length. `mode` is `torch.compile`'s for the layers. `products` says who
     multiplies few rows with the weights: the library (`torch`); a kernel of our own, tuned when the engine is made
-    (`triton`), which leaves activations unrounded where weights are fp8; or that kernel where it runs (`auto`)."""
+    (`triton`), which leaves activations unrounded where weights are fp8; or that kernel where it runs (`auto`).
+    `attention` is the library's (`torch`), or on CUDA a kernel of our own for few queries of one row whose prompt fills its
+    columns (`triton`)."""
 
     def __init__(
         self,
@@ -86,12 +88,13 @@ class Engine:
         packed: bool = False,
         mode: str | None = None,
         products: str = "torch",
+        attention: str = "torch",
     ) -> None:
         cuda = model.device.type == "cuda"
         self.device = model.device
         self.compiled, self.fused = cuda if compiled is None else compiled, fused
         self.packed = packed
-        self.network = Network(model, self.compiled, mode, products)
+        self.network = Network(model, self.compiled, mode, products, attention)
         self.recorder = Recorder(cuda if capture is None else capture and cuda, MAX_STEPS)
         # One layer's buffers are enough where nothing is stored from forward to forward.
         self.bucketed = self.recorder.capture if bucketed is None else bucketed

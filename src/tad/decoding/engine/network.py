@@ -20,6 +20,7 @@ from tad.decoding.engine.products import MOST_ROWS
 from tad.decoding.engine.slots import Lent
 from tad.decoding.engine.tuning import LIBRARY, Maps, few_row_maps
 from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
+from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
 from tad.models.transformer import Shape, rotary_table, rotate
 
@@ -27,16 +28,24 @@ from tad.models.transformer import Shape, rotary_table, rotate
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
     fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s. `products` says who
-    multiplies a few rows with the weights (`tad.decoding.engine.tuning`)."""
+    multiplies a few rows with the weights (`tad.decoding.engine.tuning`), `attention` who attends for them."""
 
     def __init__(
-        self, model: MaskedDiffusionModel, compiled: bool, mode: str | None = None, products: str = "torch"
+        self,
+        model: MaskedDiffusionModel,
+        compiled: bool,
+        mode: str | None = None,
+        products: str = "torch",
+        attention: str = "torch",
     ) -> None:
         self.model, self.shape = model, model.shape
         self.layers = read_weights(model)
         self.parts = Parts(model.shape, compiled, mode)
         maps = few_row_maps(self.layers, model.shape, model.dtype, products)
         self.few_rows = None if maps is None else Parts(model.shape, compiled, mode, maps)
+        if attention not in ("torch", "triton"):
+            raise TadError(f"attention is one of torch, triton, not {attention!r}")
+        self.attends_few = attention == "triton" and model.device.type == "cuda"
 
     def parts_for(self, tokens: int) -> Parts:
         """What computes a forward of so many tokens."""
@@ -77,7 +86,9 @@ class Network:
             else:
                 x, query = parts.cross(x, attended, self.layers[number - 1], layer, *written)
             asking, width = (some, widest) if trims else (every, window)
-            if at.key_start is None:
+            if self.attends_few and slots == 1 and asking.bias is None and len(query) <= MOST_ROWS:
+                attended = _attend_few(query, keys, values, columns)
+            elif at.key_start is None:
                 attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
             else:
                 attended = attend_packed(
@@ -115,6 +126,12 @@ def attend_packed(
         0
     ]
     return cast(Tensor, out).reshape(len(query), -1)
+
+
+def _attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int) -> Tensor:
+    from tad.decoding.engine.attention_kernel import attend_few
+
+    return attend_few(query, keys, values, columns)
 
 
 def _for_heads(asking: Asking, shape: Shape, dtype: torch.dtype) -> Asking:

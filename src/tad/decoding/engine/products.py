@@ -12,6 +12,7 @@ arithmetic counts and the library is the right choice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,16 +56,20 @@ TILINGS = {
         Tiling(128, 64, 1, 4, 3, False, True),
         Tiling(128, 64, 1, 4, 4, True, True),
         Tiling(64, 128, 1, 4, 3, False, True),
+        Tiling(64, 128, 1, 4, 4, True, True),
         Tiling(64, 64, 1, 4, 5, True, False),
+        Tiling(64, 64, 1, 4, 6, False, True),
     ),
     # fp8. Weights on the left: only that factor can come from registers, where they are widened.
     True: (
         Tiling(128, 64, 1, 4, 5, True, False),
         Tiling(128, 64, 1, 4, 4, True, True),
         Tiling(128, 128, 1, 4, 3, True, True),
+        Tiling(128, 128, 1, 8, 4, True, True),
         Tiling(256, 64, 1, 8, 4, True, True),
         Tiling(64, 128, 1, 4, 3, True, True),
         Tiling(64, 64, 1, 4, 5, True, False),
+        Tiling(64, 64, 1, 4, 6, True, True),
     ),
 }
 
@@ -117,6 +122,7 @@ def why_not_split(by: Projection, x_dtype: torch.dtype) -> str | None:
     return None
 
 
+@cache  # one function per number: what was compiled for it serves all engines
 def split_project(split: int) -> Project:
     """A projection as so many parts."""
     operation = _OPERATIONS[split]
@@ -135,6 +141,7 @@ def product_parts(
     """x [m, k] times weight [n, k] and its scale [n] on a GPU, as parts [split, m, n]: fp32, or x's dtype for one."""
     from tad.decoding.engine.product_kernel import launch
 
+    x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(tiling.split, len(x), len(weight), dtype=_part_dtype(x, tiling.split), device=x.device)
     launch(x, weight, scale, ahead, read_ahead, out, tiling)
     return out

@@ -1,0 +1,101 @@
+"""Attention of few queries to all columns of one row, as a Triton kernel: many small programs instead of one per head.
+
+Not covered: several rows side by side, and columns that some query may not see. Needs Triton.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Cut(NamedTuple):
+    """A program's queries, the keys of one turn of its loop, warps, loads in flight."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# The first is used; the others are for a bench to compare.
+CUTS = (Cut(32, 64, 8, 3), Cut(32, 64, 4, 3), Cut(16, 64, 4, 3), Cut(64, 64, 4, 3))
+
+
+@triton.jit(do_not_specialize=["count", "columns"])
+def _attention(
+    query: tl.tensor,  # [count, heads, dim]
+    keys: tl.tensor,  # [at least columns, kv_heads, dim]
+    values: tl.tensor,
+    out: tl.tensor,  # [count, heads, dim]
+    count: tl.tensor,
+    columns: tl.tensor,
+    query_stride: tl.tensor,
+    key_stride: tl.tensor,
+    out_stride: tl.tensor,
+    sharpness: tl.tensor,  # scale of the scores, for powers of two
+    groups: tl.constexpr,
+    dim: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+    stages: tl.constexpr,
+) -> None:
+    head = tl.program_id(1)
+    row = tl.program_id(0) * block_q + tl.arange(0, block_q)
+    inner, column = tl.arange(0, dim), tl.arange(0, block_k)
+    within = row[:, None] < count
+    asked = tl.load(query + row[:, None] * query_stride + head * dim + inner[None, :], mask=within, other=0.0)
+    key_at = keys + (head // groups) * dim + column[:, None] * key_stride + inner[None, :]
+    value_at = values + (head // groups) * dim + column[:, None] * key_stride + inner[None, :]
+    largest = tl.full((block_q,), float("-inf"), dtype=tl.float32)
+    weight = tl.zeros((block_q,), dtype=tl.float32)
+    total = tl.zeros((block_q, dim), dtype=tl.float32)
+    for low in tl.range(0, columns, block_k, num_stages=stages):
+        real = low + column < columns
+        key = tl.load(key_at + low * key_stride, mask=real[:, None], other=0.0)
+        value = tl.load(value_at + low * key_stride, mask=real[:, None], other=0.0)
+        score = tl.dot(asked, tl.trans(key)) * sharpness
+        score = tl.where(real[None, :], score, float("-inf"))
+        above = tl.maximum(largest, tl.max(score, 1))
+        share = tl.exp2(score - above[:, None])
+        shrink = tl.exp2(largest - above)
+        weight = weight * shrink + tl.sum(share, 1)
+        total = tl.dot(share.to(value.dtype), value, total * shrink[:, None])
+        largest = above
+    total = total / weight[:, None]
+    tl.store(
+        out + row[:, None] * out_stride + head * dim + inner[None, :],
+        total.to(out.dtype.element_ty),
+        mask=within,
+    )
+
+
+def attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, cut: Cut = CUTS[0]) -> Tensor:
+    """query [n, heads, dim] to the first `columns` of keys and values [.., kv_heads, dim]: [n, heads * dim]."""
+    count, heads, dim = query.shape
+    out = torch.empty(count, heads * dim, dtype=query.dtype, device=query.device)
+    _attention[(triton.cdiv(count, cut.queries), heads)](
+        query,
+        keys,
+        values,
+        out,
+        count,
+        columns,
+        query.stride(0),
+        keys.stride(0),
+        out.stride(0),
+        math.log2(math.e) / math.sqrt(dim),
+        groups=heads // keys.shape[1],
+        dim=dim,
+        block_q=cut.queries,
+        block_k=cut.keys,
+        stages=cut.stages,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    return out
