@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "decoding"))
 from parity_models import tiny, tiny_prompts
 
 from tad.decoding import DECODERS, Decoded, Engine, decode, get_decoder
-from tad.decoding.engine import engine_for, products, tuning, why_not
+from tad.decoding.engine import engine_for, network, products, tuning, why_not
 from tad.decoding.engine.network import attend_packed
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
@@ -352,9 +352,12 @@ def test_our_attention_of_few_queries_is_attention(heads: tuple[int, int]) -> No
             assert relative_error(attend_few(*draw, columns, cut), wanted) < 1e-2
 
 
-def test_our_attention_gives_nearly_the_tokens_of_the_loop() -> None:
+def test_our_attention_gives_nearly_the_tokens_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
-    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
-    engine = Engine(lm.model, attention="triton", bucketed=False)  # prompts fill their columns
-    found = decode(lm, prompts, "tad-cached", 64, batch_size=1, engine=engine)
+    engine = Engine(lm.model, attention="triton", bucketed=False)  # every prompt fills its columns
+    inner, calls = network._attend_few, []
+    monkeypatch.setattr(network, "_attend_few", lambda *given: (calls.append(1), inner(*given))[1])
+    plain = [decode(lm, [prompt], "tad-cached", 64, engine="plain")[0] for prompt in prompts]
+    found = [decode(lm, [prompt], "tad-cached", 64, engine=engine)[0] for prompt in prompts]
+    assert calls
     assert share_of_same_tokens(found, plain) > 0.85

@@ -104,10 +104,16 @@ class Slots:
         return replace(self, table=replace(self.table))
 
     def keep(self, working: Slots) -> None:
-        """Copy back what was assigned."""
-        for own, new in zip(self.tensors(), working.tensors(), strict=True):
+        """Copy back what was assigned, all of one dtype at once: on a device one kernel instead of many."""
+        pairs = zip(self.tensors(), working.tensors(), strict=True)
+        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for own, new in pairs:
             if own is not new:
-                own.copy_(new)
+                owned, made = kinds.setdefault(own.dtype, ([], []))
+                owned.append(own)
+                made.append(new)
+        for owned, made in kinds.values():
+            torch._foreach_copy_(owned, made)
 
     def put(self, index: Tensor, rows: Slots) -> None:
         """Rows into the slots at `index`."""
