@@ -19,7 +19,6 @@ from tad.decoding.engine import products, tuning
 from tad.decoding.engine.tuning import KINDS, Trial, cost
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
-from tad.models.quantize import to_fp8
 
 # Bytes of the next weights that a product may ask for before it ends.
 AHEAD = (0, 8 * 2**20, 16 * 2**20, 32 * 2**20)
@@ -79,9 +78,12 @@ def describe_shape(
         "shape": list(weight.shape),
         "floor": 1e3 * weight.nbytes / bench.copy_rate,
         "fp8 floor": 1e3 * narrow[0].weight.nbytes / bench.copy_rate,
-        "library": attempt(partial(time_library, bench, rows, wide)),
-        "fp8 library": attempt(partial(time_scaled, bench, rows, narrow)) if bench.cuda else None,
     }
+    if bench.cuda:
+        for label, some in (("library", wide), ("fp8 library", narrow)):
+            found[label] = attempt(partial(tuning.time_library, some, rows, bench.dtype))
+    else:
+        found["library"] = time_on_cpu(bench, rows, wide)
     for label, some, by in (("", trials, wide), ("fp8 ", small_trials, narrow)):
         here = [trial for trial in some if trial.rows == rows]
         found[f"{label}trials"] = {
@@ -104,30 +106,9 @@ def attempt(measure: Callable[[], float]) -> float | str:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
-def time_library(bench: Bench, rows: int, some: Sequence[Projection]) -> float:
-    some = some[:8]
+def time_on_cpu(bench: Bench, rows: int, some: Sequence[Projection]) -> float:
     x = bench.noise(rows, some[0].weight.shape[1])
-
-    def run() -> None:
-        for by in some:
-            F.linear(x, by.weight)
-
-    return (tuning.time_replays(run) if bench.cuda else bench.timed(run, 1)) / len(some)
-
-
-def time_scaled(bench: Bench, rows: int, some: Sequence[Projection]) -> float:
-    """The fp8 product alone, on rows that are fp8 already."""
-    some = some[:8]
-    x, scale = to_fp8(bench.noise(rows, some[0].weight.shape[1]))
-
-    def run() -> None:
-        for by in some:
-            assert by.scale is not None
-            torch._scaled_mm(
-                x, by.weight.t(), scale_a=scale, scale_b=by.scale[None], out_dtype=torch.bfloat16
-            )
-
-    return tuning.time_replays(run) / len(some)
+    return bench.timed(lambda: F.linear(x, some[0].weight), 1)
 
 
 @row("triton")
@@ -166,7 +147,8 @@ def measure_steps(bench: Bench, lm: LM, scale: float) -> Row:
     options = [flag for flag in bench.options.engine_options.split(",") if flag]
     engine = bench.make_engine(lm, "triton", *options)
     synchronise(bench.device)
-    found: Row = {"tuning_s": time.perf_counter() - began, "ms_by_way": {}}
+    splits = {f"{n} x {k} {dtype}": split for (n, k, dtype, _), split in tuning._SPLITS.items()}
+    found: Row = {"tuning_s": time.perf_counter() - began, "splits": splits, "ms_by_way": {}}
     steps: dict[int, dict[str, Row]] = {}
     for ahead in AHEAD if bench.cuda else AHEAD[:1]:
         products.read_ahead = ahead

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parity_models import tiny, tiny_prompts
+from parity_models import tiny
 
 from tad.decoding import decode
 from tad.decoding.engine import Engine, products, tuning
@@ -162,7 +162,12 @@ def test_parts_that_are_read_again_count(monkeypatch: pytest.MonkeyPatch) -> Non
     assert keep_best(weight, trials) == 1
 
 
-def test_prompts_are_short_enough_for_few_rows() -> None:
-    """What the tests above stand on."""
-    for family in ("llada", "dream"):
-        assert min(len(prompt) for prompt in tiny_prompts(family)) + 64 <= products.MOST_ROWS
+def test_the_library_is_left_its_work_where_it_is_clearly_faster() -> None:
+    weight = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    tiling = TILINGS[False][0]._replace(split=8)
+    trials = [Trial(32, tiling, 0.010), Trial(64, tiling, 0.012), Trial(64, tiling._replace(split=4), 0.001)]
+    ours = sum(tuning.cost(trial, weight) for trial in trials[:2])
+    assert tuning.beats_library(weight, trials, 8, {32: ours / 2, 64: ours / 2})
+    assert tuning.beats_library(weight, trials, 8, {32: 0.49 * ours, 64: 0.49 * ours})
+    assert not tuning.beats_library(weight, trials, 8, {32: 0.47 * ours, 64: 0.47 * ours})
+    assert not tuning.beats_library(weight, [], 8, {32: 1.0, 64: 1.0})

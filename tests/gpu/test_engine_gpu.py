@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -183,6 +184,18 @@ def test_fp8_weights_decode_nearly_as_the_loop_decodes_them() -> None:
         assert share_of_same_tokens(found, plain) > 0.8  # bf16 and fp8 round where they please
 
 
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[int]:
+    """Grows with every call of a module's function."""
+    inner, calls = getattr(module, name), []
+
+    def counting(*given: object) -> object:
+        calls.append(1)
+        return inner(*given)
+
+    monkeypatch.setattr(module, name, counting)
+    return calls
+
+
 def by_definition(
     query: Tensor, keys: Tensor, values: Tensor, spans: list[tuple[int, int, int, int]]
 ) -> Tensor:
@@ -321,22 +334,29 @@ def test_trials_find_a_tiling_and_say_what_failed(monkeypatch: pytest.MonkeyPatc
     some = [draw_projection(4096, 4096, True, biased=False)[0]] * 2
     trials = tuning.tune(some, torch.bfloat16)
     assert [trial for trial in trials if trial.ms is None] == []
+    assert {key[-2] for key in products.chosen} == {32, 64}
     split = tuning.tuned_split(some, torch.bfloat16)
-    assert {key[-2:] for key in products.chosen} == {(32, split), (64, split)}
+    assert split in (0, *{key[-1] for key in products.chosen})
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(family: str, quantized: bool) -> None:
+def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(
+    family: str, quantized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_SPLITS", {})
+    monkeypatch.setattr(tuning, "beats_library", lambda *_: True)  # it would not, at this size
     lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
     if quantized:
         quantize_fp8(lm.model)
     engine = Engine(lm.model, products="auto")
     assert engine.network.few_rows is not None
+    counted = count_calls(monkeypatch, products, "product_parts")
     for slots in (1, 3):
         found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
         assert share_of_same_tokens(found, plain) > (0.6 if quantized else 0.85)
+    assert counted
 
 
 @pytest.mark.parametrize("heads", [(32, 32), (28, 4)])
@@ -355,8 +375,7 @@ def test_our_attention_of_few_queries_is_attention(heads: tuple[int, int]) -> No
 def test_our_attention_gives_nearly_the_tokens_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
     engine = Engine(lm.model, attention="triton", bucketed=False)  # every prompt fills its columns
-    inner, calls = network._attend_few, []
-    monkeypatch.setattr(network, "_attend_few", lambda *given: (calls.append(1), inner(*given))[1])
+    calls = count_calls(monkeypatch, network, "_attend_few")
     plain = [decode(lm, [prompt], "tad-cached", 64, engine="plain")[0] for prompt in prompts]
     found = [decode(lm, [prompt], "tad-cached", 64, engine=engine)[0] for prompt in prompts]
     assert calls

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tad.decoding.engine.weights import Project, Projection
 
-MOST_ROWS = 128  # more are left to the library
+MOST_ROWS = 64  # more are left to the library
 SPLITS = (1, 2, 3, 4, 6, 8)
 _PROGRAMS = (120, 420)  # that tilings worth trying have; an H200 has 132 multiprocessors
 _FEWEST_INPUTS = 64  # of which a weight's inputs must be a multiple

@@ -7,18 +7,21 @@ a second engine for the same shapes tries nothing.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine import products
 from tad.decoding.engine.products import Tiling, candidates, is_fp8, product_parts, row_block, split_project
 from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
 from tad.errors import TadError
+from tad.models.quantize import to_fp8
 from tad.models.transformer import Shape
 
 WAYS = ("torch", "triton", "auto")  # of an engine's products
@@ -26,6 +29,7 @@ ROWS = (32, 64)  # tried; other numbers take what is found for these, or the usu
 KINDS = ("qkv", "attn_out", "gate_up", "down")
 _LAYERS = 8  # read in turn: more than a cache holds
 _SUM_RATE = 3e12  # bytes/s at which the caller reads the parts, roughly: trials do not add them up
+_TIE = 1.05
 _LOG = logging.getLogger(__name__)
 
 
@@ -67,7 +71,7 @@ def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtyp
         reason = products.why_not_split(some[0], dtype)
         if reason is None:
             split = tuned_split(some, dtype) if kind in KINDS else products.usual_split(some[0].weight)
-            found[kind] = split_project(split)
+            found[kind] = split_project(split) if split else project
         elif ways == "triton":
             raise TadError(f"products 'triton': {kind}: {reason}; use 'auto' or 'torch'")
         else:
@@ -75,12 +79,12 @@ def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtyp
     return Maps(**found)
 
 
-# What trials found: (outputs, inputs, dtypes of weights and rows) -> split.
+# What trials found: (outputs, inputs, dtypes of weights and rows) -> split, 0 where the library is faster.
 _SPLITS: dict[tuple[int, int, torch.dtype, torch.dtype], int] = {}
 
 
 def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int:
-    """Into how many parts products of this shape are best cut, by trials where there were none yet."""
+    """Into how many parts products of this shape are best cut, by trials where there were none yet; 0 for not at all."""
     weight = projections[0].weight
     if weight.device.type != "cuda":
         return products.usual_split(weight)
@@ -95,13 +99,38 @@ def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Trial]:
     began, weight = time.perf_counter(), projections[0].weight
     n, k = weight.shape
     trials = [trial for rows in ROWS for trial in try_tilings(projections, rows, dtype)]
-    split = _SPLITS[n, k, weight.dtype, dtype] = keep_best(weight, trials)
-    best = ", ".join(f"{rows} rows {tuple(products.tiling_for(weight, rows, split))}" for rows in ROWS)
+    split = keep_best(weight, trials)
+    library = {rows: time_library(projections, rows, dtype) for rows in ROWS}
+    faster = beats_library(weight, trials, split, library)
+    _SPLITS[n, k, weight.dtype, dtype] = split if faster else 0
+    best = ", ".join(
+        f"{rows} rows {tuple(products.tiling_for(weight, rows, split))}, the library {1e3 * library[rows]:.1f} us"
+        for rows in ROWS
+    )
     seconds, failed = time.perf_counter() - began, sum(trial.ms is None for trial in trials)
     _LOG.info(
-        "products with %d x %d: %s (%d trials, %d failed, %.1f s)", n, k, best, len(trials), failed, seconds
+        "products with %d x %d: %s: %s (%d trials, %d failed, %.1f s)",
+        n,
+        k,
+        best,
+        "ours" if faster else "the library",
+        len(trials),
+        failed,
+        seconds,
     )
     return trials
+
+
+def beats_library(weight: Tensor, trials: Sequence[Trial], split: int, library: dict[int, float]) -> bool:
+    """Whether ours is faster over all numbers of rows. A tie is ours: the library does not read ahead."""
+    ours = [
+        min(
+            (cost(one, weight) for one in trials if one.rows == rows and one.tiling.split == split),
+            default=math.inf,
+        )
+        for rows in library
+    ]
+    return sum(ours) <= _TIE * sum(library.values())
 
 
 def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
@@ -131,7 +160,7 @@ def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
 def cost(trial: Trial, weight: Tensor) -> float:
     """A trial's milliseconds with what reading its parts will add."""
     if trial.ms is None:
-        return float("inf")
+        return math.inf
     split = trial.tiling.split
     size = 2 if split == 1 else 4 * split
     return trial.ms + 1e3 * trial.rows * len(weight) * size / _SUM_RATE
@@ -156,6 +185,25 @@ def try_tilings(projections: Sequence[Projection], rows: int, dtype: torch.dtype
             words = str(error).splitlines()[0] if str(error) else ""
             trials.append(Trial(rows, tiling, None, f"{type(error).__name__}: {words}"[:200]))
     return trials
+
+
+def time_library(projections: Sequence[Projection], rows: int, dtype: torch.dtype) -> float:
+    """Milliseconds of the library's product; of fp8 weights with rows that are fp8 already."""
+    some = projections[:_LAYERS]
+    weight = some[0].weight
+    x = torch.randn(rows, weight.shape[1], device=weight.device).to(dtype)
+    codes, row_scale = to_fp8(x)
+
+    def run() -> None:
+        for by in some:
+            if by.scale is None:
+                F.linear(x, by.weight)
+            else:
+                torch._scaled_mm(
+                    codes, by.weight.t(), scale_a=row_scale, scale_b=by.scale[None], out_dtype=torch.bfloat16
+                )
+
+    return time_replays(run) / len(some)
 
 
 def compile_ahead(x: Tensor, by: Projection, tried: Sequence[Tiling]) -> None:
