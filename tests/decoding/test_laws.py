@@ -133,8 +133,8 @@ def test_block_causal_cache_is_exact(family: str, block: int, threshold: float, 
 def test_stopping_at_the_end_leaves_the_text_as_it_is_and_counts_only_real_forwards(
     lm, prompts, name: str
 ) -> None:
-    full = decode(lm, prompts, decoder=name, gen_length=64, stop="off")
-    short = decode(lm, prompts, decoder=name, gen_length=64, stop="end")
+    full = decode(lm, prompts, decoder=name, gen_length=96, stop="off")
+    short = decode(lm, prompts, decoder=name, gen_length=96, stop="end")
     saved = 0
     for complete, stopped in zip(full, short, strict=True):
         end = len(stopped.content)

@@ -192,7 +192,7 @@ DECODERS: dict[str, Decoder] = {
     "d3llm": _D3LLM,
     "d3llm-cached": replace(_D3LLM, cache=DelayedCache(delay=2, refresh=3)),
     "tad": _TAD,
-    "tad-cached": replace(_TAD, cache=DelayedCache(delay=2, refresh=3)),
+    "tad-cached": replace(_TAD, cache=ActiveCache(delay=1, refresh=3)),
 }
 FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
     ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True, keep_best=True)),
