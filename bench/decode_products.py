@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decode_bench import TPF, Bench, Row, row
+from decode_bench import Bench, Row, row
 from decode_inside import profile
 from machine import synchronise
 from tad.decoding import Engine
@@ -170,7 +170,6 @@ def measure_steps(bench: Bench, lm: LM, scale: float) -> Row:
     for new in bench.new_positions():
         found["ms_by_way"][f"{new} new, own attention"] = attempt(partial(step_ms, bench, other, new))
     found["kernels"] = profile_step(bench, engine)
-    found["decode"] = bench.time_decode(1, bench.decoder("tad-cached"), TPF, engine, lm=lm)
     return found
 
 

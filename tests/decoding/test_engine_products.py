@@ -14,6 +14,7 @@ from parity_models import tiny
 from tad.decoding import decode
 from tad.decoding.engine import Engine, products, tuning
 from tad.decoding.engine.products import SPLITS, TILINGS, Tiling, candidates, split_project, usual_split
+from tad.decoding.engine.residual import LIBRARY_JOIN, join_in_parts, sum_and_norm
 from tad.decoding.engine.tuning import Trial, keep_best
 from tad.decoding.engine.weights import Projection, read_weights
 from tad.errors import TadError
@@ -45,7 +46,29 @@ def test_the_parts_are_of_the_inputs_and_sum_to_the_product(split: int, quantize
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("split", [1, 4])
+def test_a_projection_that_is_joined_in_parts_is_the_sum_and_its_norm(split: int) -> None:
+    x, inputs, weight, scale = draw(5, 30), draw(5, 48), draw(30, 48), draw(30)
+    found = join_in_parts(split)(x, inputs, Projection(weight, None, None), None, scale, 1e-5)
+    wanted = LIBRARY_JOIN(x, inputs, Projection(weight, None, None), None, scale, 1e-5)
+    summed = x + inputs @ weight.T
+    torch.testing.assert_close(wanted[0], summed)
+    torch.testing.assert_close(
+        wanted[1], scale * summed / (summed.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_keeps_a_projection_from_being_joined_in_parts() -> None:
+    plain, biased = (Projection(draw(8, 8), None, bias) for bias in (None, draw(8)))
+    assert tuning._way("down", plain, 2) is join_in_parts(2)
+    assert tuning._way("down", biased, 2) is LIBRARY_JOIN
+    assert tuning._way("gate_up", biased, 2) is split_project(2)
+
+
 def test_the_described_operation_is_the_operation() -> None:
+    torch.library.opcheck(sum_and_norm, (draw(3, 8), draw(2, 3, 8), draw(8), 1e-5))
     for split in SPLITS:
         torch.library.opcheck(products._OPERATIONS[split], (draw(3, 48), draw(30, 48), None, None))
 

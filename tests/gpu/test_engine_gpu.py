@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "decoding"))
 from parity_models import tiny, tiny_prompts
 
 from tad.decoding import DECODERS, Decoded, Engine, decode, get_decoder
-from tad.decoding.engine import engine_for, network, products, tuning, why_not
+from tad.decoding.engine import engine_for, network, products, residual, tuning, why_not
 from tad.decoding.engine.network import attend_packed
+from tad.decoding.engine.turning import turn_and_write
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
 from tad.models.quantize import quantize_fp8, to_fp8
@@ -294,6 +295,39 @@ def test_every_tiling_gives_the_product(tiling: products.Tiling, rows: int) -> N
         parts = products.product_parts(x, by.weight, by.scale, None, tiling._replace(split=3))
         assert parts.shape == (3, rows, 1000)
         assert relative_error(parts.sum(0), x.float() @ wide.T) < 1e-4
+
+
+@pytest.mark.parametrize("width", [4096, 3584])
+@pytest.mark.parametrize("split", [1, 8])
+@torch.inference_mode()
+def test_the_sum_of_parts_and_its_norm_are_those_of_the_layers(width: int, split: int) -> None:
+    x, parts = torch.randn(33, width, device="cuda").bfloat16(), torch.randn(split, 33, width, device="cuda")
+    weight = torch.randn(width, device="cuda").bfloat16()
+    parts = parts.bfloat16() if split == 1 else parts
+    summed, normed = residual.sum_and_norm(x, parts, weight, 1e-5)
+    wanted = residual.add(x, parts.float().sum(0).bfloat16())
+    assert relative_error(summed, wanted.float()) < 1e-4
+    assert relative_error(normed, residual.norm(summed, weight, 1e-5).float()) < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("split", [1, 3])
+@torch.inference_mode()
+def test_turned_queries_and_written_keys_are_those_of_the_layers(family: str, split: int) -> None:
+    shape = on_gpu(family).model.shape
+    own, theirs, dim = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.head_dim
+    parts = torch.randn(split, 21, own + 2 * theirs, device="cuda")
+    parts = parts.bfloat16() if split == 1 else parts
+    bias = torch.randn(own + 2 * theirs, device="cuda").bfloat16() if shape.qkv_bias else None
+    cos, sin = torch.randn(2, 21, 1, dim, device="cuda")
+    place = torch.randperm(40, device="cuda")[:21]
+    results = []
+    for on in ("cuda", "cpu"):
+        keys, values = torch.zeros(2, 40, shape.kv_heads, dim, device=on).bfloat16()
+        given = [None if part is None else part.to(on) for part in (parts, bias, cos, sin, place)]
+        results.append((turn_and_write(*given, keys, values, shape), keys, values))
+    for found, wanted in zip(*results, strict=True):
+        assert relative_error(found.cpu(), wanted.float()) < 1e-4
 
 
 @torch.inference_mode()

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from tad.decoding.engine.prepare import Asking, Prepared
 from tad.decoding.engine.products import MOST_ROWS
+from tad.decoding.engine.residual import norm
 from tad.decoding.engine.slots import Lent
 from tad.decoding.engine.tuning import LIBRARY, Maps, few_row_maps
+from tad.decoding.engine.turning import turn_and_write
 from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
 from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
@@ -85,6 +87,8 @@ class Network:
                 x, query = parts.enter(x, layer, *written)
             else:
                 x, query = parts.cross(x, attended, self.layers[number - 1], layer, *written)
+            if parts.in_parts and not trims:
+                query = turn_and_write(query, layer.qkv.bias, cos, sin, at.place, keys, values, self.shape)
             asking, width = (some, widest) if trims else (every, window)
             if self.attends_few and slots == 1 and asking.bias is None and len(query) <= MOST_ROWS:
                 attended = _attend_few(query, keys, values, columns)
@@ -183,11 +187,9 @@ class Parts:
         heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
         own, theirs = heads * dim, kv_heads * dim
 
-        def norm(x: Tensor, weight: Tensor) -> Tensor:
-            return weight * F.rms_norm(x, (x.shape[-1],), None, eps).to(x.dtype)
-
-        def enter(
+        def write(
             x: Tensor,  # [tokens, width]
+            normed: Tensor,
             layer: LayerWeights,
             cos: Tensor,
             sin: Tensor,
@@ -196,8 +198,10 @@ class Parts:
             values: Tensor,
             wants: Tensor | None,
         ) -> tuple[Tensor, Tensor]:
-            """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones."""
-            normed = norm(x, layer.attn_norm)
+            """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones. Where the
+            projection comes in parts, give those of all tokens instead, and leave the rest to `turn_and_write`."""
+            if wants is None and maps.in_parts:
+                return x, maps.qkv(normed, layer.qkv, layer.attn_out.weight)
             if wants is None:
                 joint = maps.qkv(normed, layer.qkv, layer.attn_out.weight)
                 query, key, value = joint.split((own, theirs, theirs), dim=-1)
@@ -212,25 +216,27 @@ class Parts:
             values[place] = value.view(-1, kv_heads, dim)
             return x, turned
 
-        def add(x: Tensor, y: Tensor) -> Tensor:
-            # Rounded as x + y is. Written as that, the compiler would join it to the product that made y, which costs
-            # a copy of x; this way it goes into the norm that follows.
-            return (x.float() + y.float()).to(x.dtype)
+        def enter(x: Tensor, layer: LayerWeights, *written: Any) -> tuple[Tensor, Tensor]:
+            return write(x, norm(x, layer.attn_norm, eps), layer, *written)
 
-        def leave(x: Tensor, attended: Tensor, layer: LayerWeights, ahead: Tensor | None) -> Tensor:
-            x = add(x, maps.attn_out(attended, layer.attn_out, layer.gate_up.weight))
-            joint = maps.gate_up(norm(x, layer.mlp_norm), layer.gate_up, layer.down.weight)
-            gate, up = joint.chunk(2, dim=-1)
-            return add(x, maps.down(F.silu(gate) * up, layer.down, ahead))
+        def leave(
+            x: Tensor, attended: Tensor, layer: LayerWeights, ahead: Tensor | None, weight: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            """The residual behind a layer, and its norm by `weight`."""
+            x, normed = maps.attn_out(x, attended, layer.attn_out, layer.gate_up.weight, layer.mlp_norm, eps)
+            gate, up = maps.gate_up(normed, layer.gate_up, layer.down.weight).chunk(2, dim=-1)
+            return maps.down(x, F.silu(gate) * up, layer.down, ahead, weight, eps)
 
         def cross(
             x: Tensor, attended: Tensor, before: LayerWeights, layer: LayerWeights, *written: Any
         ) -> tuple[Tensor, Tensor]:
-            return enter(leave(x, attended, before, layer.qkv.weight), layer, *written)
+            x, normed = leave(x, attended, before, layer.qkv.weight, layer.attn_norm)
+            return write(x, normed, layer, *written)
 
         def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
-            return norm(leave(x, attended, layer, None), weight)
+            return leave(x, attended, layer, None, weight)[1]
 
+        self.in_parts = maps.in_parts
         self.enter = sized(enter, mode) if compiled else enter
         self.cross = sized(cross, mode) if compiled else cross
         self.finish = sized(finish, mode) if compiled else finish

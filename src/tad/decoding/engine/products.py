@@ -122,10 +122,26 @@ def why_not_split(by: Projection, x_dtype: torch.dtype) -> str | None:
     return None
 
 
+def split_parts(split: int) -> Callable[..., Tensor]:
+    """The operation that gives a product's parts: of x, weight, scale and the weights read next."""
+    return _OPERATIONS[split]
+
+
+@cache
+def project_to_parts(split: int) -> Project:
+    """A projection that leaves its parts, and its bias, to be added: [split, n, out]."""
+    operation = split_parts(split)
+
+    def project_parts(x: Tensor, by: Projection, ahead: Tensor | None) -> Tensor:
+        return operation(x, by.weight, by.scale, ahead)
+
+    return project_parts
+
+
 @cache  # one function per number: what was compiled for it serves all engines
 def split_project(split: int) -> Project:
     """A projection as so many parts."""
-    operation = _OPERATIONS[split]
+    operation = split_parts(split)
 
     def project_split(x: Tensor, by: Projection, ahead: Tensor | None) -> Tensor:
         parts = operation(x, by.weight, by.scale, ahead)

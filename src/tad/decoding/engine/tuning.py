@@ -11,14 +11,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine import products
-from tad.decoding.engine.products import Tiling, candidates, is_fp8, product_parts, row_block, split_project
+from tad.decoding.engine.products import (
+    Tiling,
+    candidates,
+    is_fp8,
+    product_parts,
+    project_to_parts,
+    row_block,
+    split_project,
+)
+from tad.decoding.engine.residual import LIBRARY_JOIN, Join, join_in_parts
 from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
 from tad.errors import TadError
 from tad.models.quantize import to_fp8
@@ -34,17 +43,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class Maps(NamedTuple):
-    """How each projection of a layer is computed. The last layer asks for queries, keys and values separately."""
+    """How each projection of a layer is computed. The last layer asks for queries, keys and values separately;
+    `in_parts` says that the joint projection leaves its parts to be added."""
 
     qkv: Project
     query: Project
     key_value: Project
-    attn_out: Project
+    attn_out: Join
     gate_up: Project
-    down: Project
+    down: Join
+    in_parts: bool = False
 
 
-LIBRARY = Maps(project, project, project, project, project, project)
+LIBRARY = Maps(project, project, project, LIBRARY_JOIN, project, LIBRARY_JOIN)
 
 
 class Trial(NamedTuple):
@@ -66,17 +77,27 @@ def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtyp
     parts = {kind: [getattr(layer, kind) for layer in layers] for kind in KINDS}
     parts["query"] = [rows_of(layers[-1].qkv, 0, own)]
     parts["key_value"] = [rows_of(layers[-1].qkv, own, own + 2 * theirs)]
-    found: dict[str, Project] = {}
+    found: dict[str, Any] = {}
     for kind, some in parts.items():
         reason = products.why_not_split(some[0], dtype)
         if reason is None:
             split = tuned_split(some, dtype) if kind in KINDS else products.usual_split(some[0].weight)
-            found[kind] = split_project(split) if split else project
+            found[kind] = _way(kind, some[0], split)
+            found["in_parts"] = found.get("in_parts", False) or (kind == "qkv" and split > 0)
         elif ways == "triton":
             raise TadError(f"products 'triton': {kind}: {reason}; use 'auto' or 'torch'")
         else:
-            found[kind] = project
+            found[kind] = _way(kind, some[0], 0)
     return Maps(**found)
+
+
+def _way(kind: str, by: Projection, split: int) -> Project | Join:
+    """In so many parts, or by the library for none."""
+    if kind in ("attn_out", "down"):
+        return join_in_parts(split) if split and by.bias is None else LIBRARY_JOIN
+    if kind == "qkv" and split:
+        return project_to_parts(split)
+    return split_project(split) if split else project
 
 
 # What trials found: (outputs, inputs, dtypes of weights and rows) -> split, 0 where the library is faster.

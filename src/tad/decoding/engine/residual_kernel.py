@@ -1,0 +1,57 @@
+"""The Triton kernel of `tad.decoding.engine.residual`: one program per row, which is read once."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _sum_and_norm(
+    x: tl.tensor,  # [rows, width]
+    parts: tl.tensor,  # [split, rows, width]
+    weight: tl.tensor,  # [width]
+    summed: tl.tensor,  # [rows, width]
+    normed: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    eps: tl.tensor,
+    split: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    row = tl.program_id(0)
+    column = tl.arange(0, block)
+    inside = column < width
+    old = tl.load(x + row * width + column, mask=inside, other=0.0)
+    scale = tl.load(weight + column, mask=inside, other=0.0)
+    total = tl.zeros((block,), dtype=tl.float32)
+    for part in tl.static_range(split):
+        total += tl.load(parts + (part * rows + row) * width + column, mask=inside, other=0.0).to(tl.float32)
+    # Rounded where the layers round: the product, the sum, the norm, and the norm times its weight.
+    new = (old.to(tl.float32) + total.to(old.dtype).to(tl.float32)).to(old.dtype)
+    tl.store(summed + row * width + column, new, mask=inside)
+    wide = new.to(tl.float32)
+    mean = tl.sum(wide * wide, 0) / width
+    even = (wide * tl.rsqrt(mean + eps)).to(old.dtype)
+    tl.store(
+        normed + row * width + column, (even.to(tl.float32) * scale.to(tl.float32)).to(old.dtype), mask=inside
+    )
+
+
+def launch(x: Tensor, parts: Tensor, weight: Tensor, eps: float, summed: Tensor, normed: Tensor) -> None:
+    """Fill `summed` with x and the parts, and `normed` with its norm. All are contiguous."""
+    rows, width = x.shape
+    _sum_and_norm[(rows,)](
+        x,
+        parts,
+        weight,
+        summed,
+        normed,
+        rows,
+        width,
+        eps,
+        split=len(parts),
+        block=triton.next_power_of_2(width),
+        num_warps=8,
+    )

@@ -1,0 +1,95 @@
+"""The Triton kernel of `tad.decoding.engine.turning`: a program takes some heads of one token."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_HEADS = 8  # of a program
+
+
+@triton.jit
+def _read(
+    parts: tl.tensor, bias: tl.tensor, at: tl.tensor, own: tl.tensor, mask: tl.tensor, step: tl.tensor,
+    split: tl.constexpr, biased: tl.constexpr, like: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """The product at some outputs, rounded as a product is."""
+    total = tl.zeros(at.shape, dtype=tl.float32)
+    for part in tl.static_range(split):
+        total += tl.load(parts + part * step + at, mask=mask, other=0.0).to(tl.float32)
+    if biased:
+        total += tl.load(bias + own, mask=mask, other=0.0).to(tl.float32)
+    return total.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _turn(
+    parts: tl.tensor,  # [split, count, (heads + 2 kv_heads) * dim]
+    bias: tl.tensor,  # where biased
+    cos: tl.tensor,  # [count, dim]
+    sin: tl.tensor,
+    place: tl.tensor,  # [count]
+    query: tl.tensor,  # [count, heads, dim]
+    keys: tl.tensor,  # [positions, kv_heads, dim]
+    values: tl.tensor,
+    count: tl.tensor,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    dim: tl.constexpr,
+    split: tl.constexpr,
+    biased: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    token = tl.program_id(0)
+    head = (tl.program_id(1) * block + tl.arange(0, block))[:, None]
+    column = tl.arange(0, dim)[None, :]
+    other = (column + dim // 2) % dim  # the halves change places
+    width = (heads + 2 * kv_heads) * dim
+    step = count * width
+    mask = (head < heads + 2 * kv_heads) & (column < dim)
+    own, swapped = head * dim + column, head * dim + other
+    value = _read(parts, bias, token * width + own, own, mask, step, split, biased, query)
+    half = _read(parts, bias, token * width + swapped, swapped, mask, step, split, biased, query)
+    turned = value * tl.load(cos + token * dim + column).to(tl.float32)
+    turned += half * tl.load(sin + token * dim + column).to(tl.float32)
+    result = tl.where(head < heads + kv_heads, turned, value).to(query.dtype.element_ty)
+    tl.store(query + token * heads * dim + own, result, mask=(head < heads) & (column < dim))
+    row = tl.load(place + token) * (kv_heads * dim)
+    is_key = (head >= heads) & (head < heads + kv_heads) & (column < dim)
+    tl.store(keys + row + own - heads * dim, result, mask=is_key)
+    is_value = (head >= heads + kv_heads) & mask
+    tl.store(values + row + own - (heads + kv_heads) * dim, result, mask=is_value)
+
+
+def launch(
+    parts: Tensor,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    place: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> None:
+    """Fill `query`, and `keys` and `values` at `place`. All are contiguous."""
+    split, count, _ = parts.shape
+    heads, kv_heads, dim = query.shape[1], keys.shape[1], query.shape[2]
+    _turn[(count, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
+        parts,
+        parts if bias is None else bias,
+        cos,
+        sin,
+        place,
+        query,
+        keys,
+        values,
+        count,
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        split=split,
+        biased=bias is not None,
+        block=_HEADS,
+        num_warps=4,
+    )
