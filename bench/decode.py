@@ -29,6 +29,7 @@ import decode_products  # noqa: F401  # its rows
 from decode_bench import PACE, ROWS, TPF, Bench, Row, row
 from decode_inside import time_first_call
 from machine import describe_machine, free_memory
+from tad.decoding.engine import products
 from tad.decoding.feed import ActiveCache
 from tad.models.shapes import SHAPES
 
@@ -142,6 +143,9 @@ def main() -> int:
         default="",
         help="of fused, packed, autotune, triton, attention, compiled, uncompiled: for the engine of all rows",
     )
+    parser.add_argument(
+        "--read-ahead", type=int, default=0, help="MiB of the next weights that our own products ask for"
+    )
     parser.add_argument("--out", type=Path, help="the folder for decode.json and decode.md")
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -160,6 +164,7 @@ def main() -> int:
     if options.first_call:
         print(json.dumps(time_first_call(options, device)))
         return 0
+    products.read_ahead = options.read_ahead * 2**20
     with PACE.at(device):
         return run(options, device, [name for name in ORDER if name in wanted and name not in skipped])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -62,7 +63,11 @@ def measure_tilings(some: Sequence[Projection], bench: Bench) -> list[Trial]:
     """All trials for one projection; what is best is what engines of this process use from here on."""
     if not bench.cuda or products.why_not_split(some[0], bench.dtype) is not None:
         return []
-    return tuning.tune(some, bench.dtype)
+    try:
+        return tuning.tune(some, bench.dtype)
+    except Exception:
+        traceback.print_exc()
+        return []
 
 
 def describe_shape(
@@ -159,6 +164,7 @@ def measure_steps(bench: Bench, lm: LM, scale: float) -> Row:
             found["ms_by_way"] |= {f"{new} new, {label}": one["ms"] for new, one in steps[ahead].items()}
         except Exception as error:
             found["ms_by_way"][label] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
     best = min(steps, key=lambda ahead: sum(one["ms"] for one in steps[ahead].values()), default=0)
     products.read_ahead = best
     engine.recorder.forget(lambda _: True)
