@@ -2,8 +2,8 @@
 
 A forward of some tens of tokens takes as long as reading its weights does. The library's kernels leave part of the device
 idle for some shapes, and its fp8 product is made for many rows. Here each product is a sum of parts, computed side by
-side; the parts [split, rows, outputs] are what the operation gives, and adding them is left to the caller, whose compiled
-code adds them in the kernel that comes next (a norm, a rotation). Nothing is added in an order that depends on timing.
+side; the parts [split, rows, outputs] are what the operation gives, and adding them is left to the caller, which does it
+in the kernel that comes next (a norm, a rotation). Nothing is added in an order that depends on timing.
 
 On CUDA the parts come from a Triton kernel, elsewhere from the same sums in torch. Not covered: many rows, where the
 arithmetic counts and the library is the right choice.
@@ -26,6 +26,7 @@ from tad.decoding.engine.weights import Project, Projection
 MOST_ROWS = 64  # more are left to the library
 SPLITS = (1, 2, 3, 4, 6, 8)
 _PROGRAMS = (120, 420)  # that tilings worth trying have; an H200 has 132 multiprocessors
+_CAPABILITY = (9, 0)  # the first GPUs with the copy engine and products of pairs in bf16
 _FEWEST_INPUTS = 64  # of which a weight's inputs must be a multiple
 
 # Bytes of the weights read next that a product asks for when its own are read: they travel while the small kernels in
@@ -115,6 +116,8 @@ def why_not_split(by: Projection, x_dtype: torch.dtype) -> str | None:
         return None  # in torch, for tests
     if find_spec("triton") is None:
         return "Triton is not installed"
+    if torch.cuda.get_device_capability(weight.device) < _CAPABILITY:
+        return f"{torch.cuda.get_device_name(weight.device)} is older than Hopper"
     if x_dtype not in (torch.bfloat16, torch.float16) or weight.dtype not in (x_dtype, torch.float8_e4m3fn):
         return f"{weight.dtype} weights"
     if weight.shape[1] % _FEWEST_INPUTS or not weight.is_contiguous():
