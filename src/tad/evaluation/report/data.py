@@ -1,4 +1,4 @@
-"""What directories hold: trajectory stores, training runs and evaluation runs, found and read.
+"""What directories hold: trajectory stores, training runs and evaluation runs, found and read; studies, found.
 
 Anything that cannot be read becomes a note, so that one broken directory does not cost the report. What the runs show
 beside each other is `scores`; nothing is drawn here.
@@ -21,6 +21,7 @@ from tad.evaluation.files import read_lines
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import Row
+from tad.evaluation.study.plan import STUDY
 from tad.training.distill import ADAPTER, LOG, MODEL
 from tad.training.record import RECORD
 from tad.trajectories.store import META as STORE_META
@@ -71,10 +72,12 @@ class Training:
     log: list[dict[str, Any]]
     origin: Origin
     facts: dict[str, Any]  # of the last call: steps, minutes, fingerprints, ...
+    title: str | None = None  # what a study calls it
+    trial: bool = False  # of a study's tuning, and nothing else
 
     @property
     def name(self) -> str:
-        return str(self.recipe.get("name") or self.folder.name)
+        return self.title or str(self.recipe.get("name") or self.folder.name)
 
     @property
     def seed(self) -> int | None:
@@ -117,6 +120,7 @@ class Gathered:
     stores: list[Store] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    studies: list[Path] = field(default_factory=list)  # their directories; `studies` reads them
     notes: list[str] = field(default_factory=list)
 
 
@@ -152,12 +156,15 @@ def tell_apart(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def walk(folder: Path) -> Iterator[Path]:
-    """Directories of stores, training runs and evaluation runs under a folder, itself included, in order."""
+def walk(folder: Path, studies: bool = True) -> Iterator[Path]:
+    """Directories of stores, training runs and evaluation runs under a folder, itself included, in order.
+
+    With `studies`, the directory of a study stands for all in it.
+    """
     for path, inner, files in os.walk(folder):
         inner.sort()
         here = Path(path)
-        if STORE_META in files or RUN_META in files:
+        if STORE_META in files or RUN_META in files or (studies and STUDY in files):
             inner.clear()
             yield here
         elif LOG in files:
@@ -168,9 +175,17 @@ def walk(folder: Path) -> Iterator[Path]:
         inner[:] = [name for name in inner if not name.startswith(".")]
 
 
+def take_inside(folder: Path, found: Gathered) -> None:
+    """Read a study's directory as if it were not one."""
+    for inner in walk(folder, studies=False):
+        _take(inner, found)
+
+
 def _take(folder: Path, found: Gathered) -> None:
     try:
-        if (folder / STORE_META).is_file():
+        if (folder / STUDY).is_file():
+            found.studies.append(folder)
+        elif (folder / STORE_META).is_file():
             found.stores.append(read_store(folder, found.notes))
         elif (folder / RUN_META).is_file():
             run = read_run(folder, found.notes)
@@ -217,7 +232,7 @@ def measure_confidence(store: TrajectoryStore) -> Confidence:
 
 
 def _read_window(path: Path) -> WindowReport:
-    values = _read_object(path)
+    values = read_object(path)
     try:
         decays = [Decay(**_with_nan(values[name])) for name in ("decay", "with_filler")]
         windows = {name: Window(**_with_nan(entry)) for name, entry in values["windows"].items()}
@@ -240,14 +255,14 @@ def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
 def read_training(folder: Path, notes: list[str]) -> Training:
     """A run of `tad distill` or `tad pretrain`: its log, and its record where it has one."""
     log = list(read_lines(folder / LOG)) if (folder / LOG).is_file() else []
-    record = _read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
-    calls = record.get("calls") or [{}]
+    record = read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    last = last_call(record)
     if not record:
         notes.append(f"{folder}: has a log and no {RECORD}; the run is under way or was killed")
-    elif not calls[-1].get("finished", True):
-        done, planned = calls[-1].get("steps"), calls[-1].get("planned_steps")
+    elif not last.get("finished", True):
+        done, planned = last.get("steps"), last.get("planned_steps")
         notes.append(f"{folder}: stopped after step {done} of {planned}; go on with --resume")
-    return Training(folder, record.get("recipe", {}), log, _origin(record), calls[-1])
+    return Training(folder, record.get("recipe", {}), log, read_origin(last), last)
 
 
 def read_run(folder: Path, notes: list[str]) -> Run | None:
@@ -263,20 +278,24 @@ def read_run(folder: Path, notes: list[str]) -> Run | None:
     if ungraded:
         notes.append(f"{folder}: {ungraded} rows have no verdict; run 'tad regrade {folder}'")
         return None
-    record = _read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    record = read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
     slim = [replace(row, prompt="", text="", ids=[], steps=[]) for row in rows]
-    return Run(folder, results.meta, slim, _origin(record))
+    return Run(folder, results.meta, slim, read_origin(last_call(record)))
 
 
-def _origin(record: dict[str, Any]) -> Origin:
+def last_call(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record says of the last call that worked on its directory."""
     calls = record.get("calls") or [{}]
-    last = calls[-1]
+    return dict(calls[-1])
+
+
+def read_origin(call: dict[str, Any]) -> Origin:
     return Origin(
-        last.get("device"), last.get("commit"), last.get("time"), last.get("versions", {}).get("tad")
+        call.get("device"), call.get("commit"), call.get("time"), call.get("versions", {}).get("tad")
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):

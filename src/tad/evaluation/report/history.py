@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tad.evaluation.report.data import Store, Training
 from tad.evaluation.report.palette import LIGHT
-from tad.evaluation.report.plots import Panel
+from tad.evaluation.report.panels import Panel
 
 # Trajectories
 

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,18 @@ from markupsafe import Markup
 import tad
 from tad.evaluation.files import finite
 from tad.evaluation.report import rows as tables
-from tad.evaluation.report.board import POOLED, Board, Method, as_record
+from tad.evaluation.report import words
+from tad.evaluation.report.board import Board, Method, as_record
 from tad.evaluation.report.data import Gathered
 from tad.evaluation.report.palette import DARK, LIGHT, Look, css_variables
-from tad.evaluation.report.plots import Panel, as_svg, css_class
+from tad.evaluation.report.panels import Panel
+from tad.evaluation.report.plots import css_class
 from tad.evaluation.report.replay import Scene, Side
-from tad.evaluation.report.rows import SMOKE, Table
+from tad.evaluation.report.rows import Table
+from tad.evaluation.report.studies import StudyPart
+from tad.evaluation.report.studies import as_record as study_record
+from tad.evaluation.report.study_page import figures, study_view
+from tad.evaluation.report.study_plots import Charts
 from tad.training.record import find_commit
 
 _PARTS = Path(__file__).parent / "parts"
@@ -49,11 +55,13 @@ class Panels:
     decays: list[Panel]
     teachers: list[Panel]
     losses: list[Panel]
+    studies: list[list[Charts]] = field(default_factory=list)  # by table
 
 
 def render(
     found: Gathered,
     boards: Sequence[Board],
+    studies: Sequence[StudyPart],
     looks: Mapping[Method, Look],
     panels: Panels,
     scenes: Sequence[Scene],
@@ -69,38 +77,44 @@ def render(
     )
     return environment.get_template("template.html").render(
         title=title,
-        lede=_lede(found, boards),
-        facts=_facts(found, boards),
-        smoke=_smoke(found, boards, smoke),
+        lede=words.lede(found, boards, studies),
+        facts=words.facts(found, boards, studies),
+        smoke=words.smoke(boards, studies, smoke),
         notes=list(dict.fromkeys(found.notes)),
         boards=[
             {
                 "name": board.name,
-                "about": _about(board),
+                "about": words.about(board),
                 "legend": [
-                    {"label": method.label, "look": looks[method], "slot": css_class(method)}
+                    {"label": method.label, "look": looks[method], "slot": css_class(method), "seeds": ""}
                     for method in board.methods
                 ],
-                "curves": _figures(panels.curves[number], smoke),
-                "areas": _figures(panels.areas[number], smoke),
+                "curves": figures(panels.curves[number], smoke),
+                "areas": figures(panels.areas[number], smoke),
                 "main": tables.main_table(board, looks, smoke),
                 "points": tables.points_table(board, looks, smoke),
                 "pairs": tables.pair_tables(board, looks, smoke),
             }
             for number, board in enumerate(boards)
         ],
+        studies=[
+            study_view(study, charts, number, smoke)
+            for number, (study, charts) in enumerate(zip(studies, panels.studies, strict=True))
+        ],
+        plain=bool(boards) or not studies,
+        folded=bool(studies),
         has_areas=any(panels.areas),
         has_pairs=any(board.pairs for board in boards),
-        y_max_note=_y_max_note(boards),
+        y_max_note=words.y_max_note(boards),
         resamples=f"{resamples:,}",
         scenes=[_scene(scene) for scene in scenes],
-        no_replay=_no_replay(found.notes),
-        decays=_figures(panels.decays, smoke),
-        teachers=_figures(panels.teachers, smoke),
-        losses=_figures(panels.losses, smoke),
+        no_replay=words.no_replay(found.notes),
+        decays=figures(panels.decays, smoke),
+        teachers=figures(panels.teachers, smoke),
+        losses=figures(panels.losses, smoke),
         stores=tables.store_table(found.stores),
         trainings=tables.training_table(found.trainings),
-        sources=tables.source_table(found),
+        sources=tables.source_table(found, studies),
         version=tad.__version__,
         commit=(find_commit() or "")[:12],
         made=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
@@ -110,21 +124,15 @@ def render(
         style=Markup((_PARTS / "style.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=digest,
-        data=_embedded(found, boards),
+        data=_embedded(found, boards, studies),
     )
 
 
-def _figures(panels: Sequence[Panel], smoke: bool) -> list[dict[str, Any]]:
-    return [
-        {"title": panel.title, "svg": Markup(as_svg(panel)), "smoke": smoke or panel.n < SMOKE}
-        for panel in panels
-    ]
-
-
-def _embedded(found: Gathered, boards: Sequence[Board]) -> Markup:
+def _embedded(found: Gathered, boards: Sequence[Board], studies: Sequence[StudyPart]) -> Markup:
     """The numbers as JSON that cannot end its script element."""
     values = {
         "boards": [as_record(board) for board in boards],
+        "studies": [study_record(study) for study in studies],
         "stores": [
             {
                 "folder": store.folder,
@@ -142,109 +150,6 @@ def _embedded(found: Gathered, boards: Sequence[Board]) -> Markup:
     }
     text = json.dumps(finite(values), ensure_ascii=True, default=str, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-# Words at the top
-
-
-def _lede(found: Gathered, boards: Sequence[Board]) -> str:
-    def count(number: int, one: str, many: str) -> str:
-        return f"{number} {one if number == 1 else many}"
-
-    parts = []
-    if boards:
-        runs = sum(len(board.runs) for board in boards)
-        methods = len({method for board in boards for method in board.methods})
-        parts.append(
-            f"{count(methods, 'method', 'methods')} on {_listed([board.name for board in boards])}, "
-            f"from {count(runs, 'evaluation run', 'evaluation runs')}"
-        )
-    if found.trainings:
-        parts.append(count(len(found.trainings), "training run", "training runs"))
-    if found.stores:
-        kept = sum(store.summary.kept for store in found.stores)
-        parts.append(
-            f"{count(len(found.stores), 'trajectory store', 'trajectory stores')} with {kept:,} trajectories"
-        )
-    return f"{_listed(parts)}." if parts else "Nothing was found in the directories given."
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-def _facts(found: Gathered, boards: Sequence[Board]) -> list[tuple[str, str]]:
-    origins = [run.origin for run in found.runs] + [run.origin for run in found.trainings]
-    examples = sorted(
-        {
-            line.curve.n
-            for board in boards
-            for line in board.lines
-            if line.curve.task != POOLED or len(board.questions) == 1
-        }
-    )
-    facts: dict[str, list[str | None]] = {
-        "examples per task": [f"{n:,}" for n in examples],
-        "machines": [origin.device for origin in origins],
-        "commits": [origin.commit and origin.commit[:10] + origin.commit[40:] for origin in origins],
-        "sampling seeds": [str(run.meta.seed) for run in found.runs],
-        "training seeds": [str(run.seed) for run in found.trainings if run.seed is not None],
-        "precision": [run.meta.dtype for run in found.runs],
-        "positions generated": [str(run.meta.gen_length) for run in found.runs],
-    }
-    shown = []
-    for name, values in facts.items():
-        known = list(dict.fromkeys(value for value in values if value))
-        if known:
-            more = f" and {len(known) - 4} more" if len(known) > 4 else ""
-            shown.append((name, ", ".join(known[:4]) + more))
-    return shown
-
-
-def _smoke(found: Gathered, boards: Sequence[Board], smoke: bool) -> str:
-    """Why numbers here are not to be relied on; empty where they may be."""
-    small = sorted(
-        {
-            line.curve.n
-            for board in boards
-            for line in board.lines
-            if line.curve.n < SMOKE and line.curve.task != POOLED
-        }
-    )
-    least = f" Tasks have as few as {small[0]} examples." if small else ""
-    if smoke:
-        return f"This run shows that everything works, not how well.{least} Errors are wide; do not quote these numbers."
-    if small:
-        return f"Some numbers rest on fewer than {SMOKE} examples and are marked.{least} Their errors are wide; do not quote them."
-    return ""
-
-
-def _about(board: Board) -> str:
-    metas = [run.meta for run, _ in board.runs]
-    parts = [
-        f"family {board.family}",
-        f"split {'/'.join(board.splits)}",
-        "/".join(dict.fromkeys(meta.dtype for meta in metas)),
-        f"gen_length {'/'.join(dict.fromkeys(str(meta.gen_length) for meta in metas))}",
-    ]
-    return ", ".join(parts)
-
-
-def _y_max_note(boards: Sequence[Board]) -> str:
-    sources = {source for board in boards for source in board.y_max_from.values()}
-    if sources == {"given"}:
-        return "as given"
-    where = "the highest accuracy of any point on that task and base"
-    return f"as given for some tasks, else {where}" if "given" in sources else where
-
-
-def _no_replay(notes: Sequence[str]) -> str:
-    """The reason, from the notes, or what a replay needs."""
-    found = next((note for note in notes if note.startswith("replay")), None)
-    return (
-        found
-        or "A replay needs evaluation runs of a base and a student, or --model to decode an example now."
-    )
 
 
 # The replay

@@ -13,6 +13,7 @@ from tad.evaluation.report.board import Board, Line, Method, Pair, deviation
 from tad.evaluation.report.data import Gathered, Origin, Store, Training
 from tad.evaluation.report.palette import Look
 from tad.evaluation.report.plots import question_title
+from tad.evaluation.report.studies import StudyPart
 from tad.evaluation.tables import with_error
 
 SMOKE = 200  # examples; below this a number is marked
@@ -213,11 +214,11 @@ def _pair_row(pair: Pair, look: Look, reach: float) -> list[Cell]:
     known = [str(seed) for seed in pair.seeds if seed is not None]
     return [
         Cell(pair.method.label, look, note=at),
-        Cell(_signed(one.accuracy), note=spread),
-        Cell(f"{_signed(low)} to {_signed(high)}", span=(place(low), place(one.accuracy), place(high))),
-        Cell(_signed(one.tpf), note=spread_tpf),
+        Cell(signed(one.accuracy), note=spread),
+        Cell(f"{signed(low)} to {signed(high)}", span=(place(low), place(one.accuracy), place(high))),
+        Cell(signed(one.tpf), note=spread_tpf),
         *_cells(
-            f"{_signed(one.tpf_interval[0])} to {_signed(one.tpf_interval[1])}",
+            f"{signed(one.tpf_interval[0])} to {signed(one.tpf_interval[1])}",
             f"{one.gained} / {one.lost}",
             "–" if math.isnan(one.p_value) else f"{one.p_value:.2g}",
             "–" if math.isnan(one.resolvable) else f"± {one.resolvable:.2f}",
@@ -226,10 +227,10 @@ def _pair_row(pair: Pair, look: Look, reach: float) -> list[Cell]:
     ]
 
 
-def _signed(value: float) -> str:
+def signed(value: float, digits: int = 2) -> str:
     """'+1.20', '−0.35', '0.00'."""
-    text = f"{value:+.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", "−")
+    text = f"{value:+.{digits}f}"
+    return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
 
 
 # Stores and training runs
@@ -289,7 +290,10 @@ def training_table(trainings: Sequence[Training]) -> Table | None:
         )
         table.groups[0].rows.append(
             [
-                Cell(run.name, note=run.folder.name if run.folder.name != run.name else ""),
+                Cell(
+                    run.name,
+                    note=run.folder.name if run.title is None and run.folder.name != run.name else "",
+                ),
                 Cell(run.objective, note=", ".join(f"{key} {value}" for key, value in section.items())),
                 Cell(f"{done:,}", note="not finished" if unfinished else ""),
                 *_cells(
@@ -327,14 +331,16 @@ def _held_out(run: Training) -> str:
 # Sources
 
 
-def source_table(found: Gathered) -> Table:
-    """Where every number is from; the runs of one directory that agree in all of this are one row."""
+def source_table(found: Gathered, studies: Sequence[StudyPart] = ()) -> Table:
+    """Where every number is from; the runs of one directory, or of one study, that agree in all of this are one row."""
     head = ["directory", "holds", "n", "seed", "machine", "commit", "tad", "made"]
     table = Table("Sources", head, [Group("", [])])
     merged: dict[tuple[str, ...], list[str]] = {}
-    for run in found.runs:
+    placed = [(_shown(run.folder.parent), run) for run in found.runs]
+    placed += [(Path(study.name, "answers"), run) for study in studies for run in study.runs]
+    for folder_of, run in placed:
         *made, when = _made(run.origin)
-        key = (str(_shown(run.folder.parent)), f"{run.meta.planned:,}", str(run.meta.seed), *made)
+        key = (str(folder_of), f"{run.meta.planned:,}", str(run.meta.seed), *made)
         merged.setdefault(key, []).append(when)
     rows = []
     for (folder, *rest), times in merged.items():
@@ -343,7 +349,7 @@ def source_table(found: Gathered) -> Table:
     for store in found.stores:
         rows.append(
             _cells(
-                str(_shown(store.folder)), "trajectories", f"{store.summary.kept:,}",
+                _place(store.folder, store.name, studies), "trajectories", f"{store.summary.kept:,}",
                 str(store.meta.recipe.get("seed", "–")), "–", "–", store.meta.code or "–", "–",
             )
         )  # fmt: skip
@@ -351,12 +357,18 @@ def source_table(found: Gathered) -> Table:
         states = training.facts.get("trajectories")
         rows.append(
             _cells(
-                str(_shown(training.folder)), "training", "–" if states is None else f"{states:,}",
+                _place(training.folder, training.name, studies), "training", "–" if states is None else f"{states:,}",
                 "–" if training.seed is None else str(training.seed), *_made(training.origin),
             )
         )  # fmt: skip
     table.groups[0].rows = rows
     return table
+
+
+def _place(folder: Path, name: str, studies: Sequence[StudyPart]) -> str:
+    """Where a store or a training run is; what a study made goes by the name it has there."""
+    owner = next((study for study in studies if study.folder in folder.parents), None)
+    return str(_shown(folder)) if owner is None else f"{owner.name}: {name.removesuffix(f', {owner.name}')}"
 
 
 def _shown(path: Path) -> Path:

@@ -14,10 +14,13 @@ from tad.evaluation.report.data import Gathered, Training, gather, tell_apart
 from tad.evaluation.report.history import decay_panel, loss_panel, teacher_panel
 from tad.evaluation.report.page import Panels, render
 from tad.evaluation.report.palette import Look
-from tad.evaluation.report.plots import Panel, area_panel, as_png, curve_panel
-from tad.evaluation.report.replay import Scene, decode_scenes, replay_rows
+from tad.evaluation.report.panels import Panel, as_png
+from tad.evaluation.report.plots import area_panel, curve_panel
+from tad.evaluation.report.replay import Scene, decode_scenes, replay_rows, replay_runs
 from tad.evaluation.report.rows import SMOKE
 from tad.evaluation.report.scores import RESAMPLES, give_looks, make_boards
+from tad.evaluation.report.studies import StudyPart, read_studies
+from tad.evaluation.report.study_plots import BARS, Charts, give_table_looks, is_news, make_charts, no_charts
 from tad.models import LM
 
 
@@ -64,18 +67,24 @@ def write_report(
         raise TadError(f"{out}: the report is a web page; give --out a name that ends in .html")
     say("reading")
     found = gather(folders)
+    studies = read_studies(found, say)
     boards = make_boards(found, y_max, resamples, say)
     looks = give_looks(boards)
-    panels = make_panels(found, boards, looks)
-    scenes = _scenes(found, boards, live, example)
+    panels = make_panels(found, boards, looks, studies)
+    scenes = _scenes(found, boards, studies, live, example)
     say("drawing")
     create_folder(out.parent)
-    pictures = _draw(panels, boards, looks, out, smoke)
-    write_whole(out, render(found, boards, looks, panels, scenes, title, smoke, resamples))
+    pictures = _draw(panels, boards, studies, looks, out, smoke)
+    write_whole(out, render(found, boards, studies, looks, panels, scenes, title, smoke, resamples))
     return Report(out, pictures, list(dict.fromkeys(found.notes)))
 
 
-def make_panels(found: Gathered, boards: Sequence[Board], looks: Mapping[Method, Look]) -> Panels:
+def make_panels(
+    found: Gathered,
+    boards: Sequence[Board],
+    looks: Mapping[Method, Look],
+    studies: Sequence[StudyPart] = (),
+) -> Panels:
     """Every chart, not yet drawn."""
     curves, areas = [], []
     for b, board in enumerate(boards):
@@ -84,7 +93,7 @@ def make_panels(found: Gathered, boards: Sequence[Board], looks: Mapping[Method,
         drawn = [area_panel(board, question, looks, f"area-{b}-{q}") for q, question in numbered]
         areas.append([panel for panel in drawn if panel is not None])
     series: dict[str, list[Training]] = {}
-    for training in found.trainings:
+    for training in (run for run in found.trainings if not run.trial):
         series.setdefault(training.series, []).append(training)
     return Panels(
         curves,
@@ -95,7 +104,22 @@ def make_panels(found: Gathered, boards: Sequence[Board], looks: Mapping[Method,
             loss_panel(runs, name, f"loss-{i}")
             for i, (runs, name) in enumerate(zip(series.values(), _titles(series.values()), strict=True))
         ),
+        _study_charts(studies),
     )
+
+
+def _study_charts(studies: Sequence[StudyPart]) -> list[list[Charts]]:
+    """Of every table; those that repeat methods of the main table have no charts of their own."""
+    looks = give_table_looks(studies)
+    found = []
+    for s, study in enumerate(studies):
+        charts = []
+        for i, table in enumerate(study.tables):
+            own = looks[study.name, table.name]
+            news = is_news(table, study.main)
+            charts.append(make_charts(study, table, own, f"study-{s}-{i}") if news else no_charts(own))
+        found.append(charts)
+    return found
 
 
 def _titles(series: Iterable[Sequence[Training]]) -> list[str]:
@@ -113,15 +137,27 @@ def _present(panels: Iterable[Panel | None]) -> list[Panel]:
     return [panel for panel in panels if panel is not None]
 
 
-def _scenes(found: Gathered, boards: Sequence[Board], live: Live | None, example: str | None) -> list[Scene]:
+def _scenes(
+    found: Gathered,
+    boards: Sequence[Board],
+    studies: Sequence[StudyPart],
+    live: Live | None,
+    example: str | None,
+) -> list[Scene]:
     if live is not None:
-        runs = [run.folder for run in found.runs]
+        runs = [run.folder for run in (*found.runs, *(run for study in studies for run in study.runs))]
         return decode_scenes(
             live.base, live.student, runs, live.prompt, live.decoder, live.gen_length, example
         )
     if example is not None and len(boards) > 1:
         boards = [board for board in boards if any(_has(board, example))]
-    return [scene for board in boards for scene in replay_rows(board, example, found.notes)]
+    pairs = [(study.name, study.pair) for study in studies if study.pair is not None]
+    scenes = [
+        scene
+        for name, pair in pairs
+        for scene in replay_runs(name, pair.folders, pair.labels, example, found.notes)
+    ]
+    return scenes + [scene for board in boards for scene in replay_rows(board, example, found.notes)]
 
 
 def _has(board: Board, example: str) -> list[bool]:
@@ -129,7 +165,12 @@ def _has(board: Board, example: str) -> list[bool]:
 
 
 def _draw(
-    panels: Panels, boards: Sequence[Board], looks: Mapping[Method, Look], out: Path, smoke: bool
+    panels: Panels,
+    boards: Sequence[Board],
+    studies: Sequence[StudyPart],
+    looks: Mapping[Method, Look],
+    out: Path,
+    smoke: bool,
 ) -> list[Path]:
     """PNGs named after the page."""
     written = []
@@ -142,8 +183,16 @@ def _draw(
             label = "smoke size; " if smoke or min(panel.n for panel in chosen) < SMOKE else ""
             written.append(as_png(chosen, path, label + words, legend))
 
+    several = len(boards) + len(studies) > 1
+    for study, every in zip(studies, panels.studies, strict=True):
+        for table, charts in zip(study.tables, every, strict=True):
+            suffix = f"-{_slug(study.name)}" if several else ""
+            suffix += "" if table is study.main else f"-{_slug(table.name)}"
+            draw(f"accuracy{suffix}", charts.curves, f"{study.name}; {BARS}", charts.looks)
+            whiskers = "whiskers: of speeds 95 % over problems, of areas s.d. over seeds"
+            draw(f"speed{suffix}", charts.first[1:], f"{study.name}; {whiskers}")
     for number, board in enumerate(boards):
-        suffix = f"-{_slug(board.name)}" if len(boards) > 1 else ""
+        suffix = f"-{_slug(board.name)}" if several else ""
         legend = {method.label: looks[method] for method in board.methods}
         machine = ", ".join(dict.fromkeys(run.origin.device for run, _ in board.runs if run.origin.device))
         where = f"{board.name}; {machine}" if machine else board.name

@@ -1,5 +1,14 @@
-// Two small things: methods can be switched off in the charts, and the replay plays. The page is whole without either.
+// Three small things: methods can be switched off in the charts, a link to a folded section unfolds it, and the replay
+// plays. The page is whole without any of them.
 "use strict";
+
+function unfold() {
+  const place = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+  const fold = place && place.querySelector(":scope > details.fold");
+  if (fold) fold.open = true;
+}
+addEventListener("hashchange", unfold);
+unfold();
 
 for (const legend of document.querySelectorAll(".legend")) {
   const board = legend.closest(".board");
