@@ -91,7 +91,9 @@ class Training:
 
     @property
     def series(self) -> str:
-        """What training runs share that differ in their seed alone."""
+        """What training runs share that differ in their seed alone; in a study, the method."""
+        if self.title is not None:
+            return self.title
         own = {key: value for key, value in self.recipe.items() if key not in ("seed", "name", "device")}
         return json.dumps(own, sort_keys=True) if own else str(self.folder)
 

@@ -119,6 +119,11 @@ def _unseeded(name: str) -> tuple[str, int | None]:
     return (found[1], int(found[2])) if found else (name, None)
 
 
+def shorten(task: str) -> str:
+    """A task's name; of a file of one's own, the file's."""
+    return Path(task.partition(":")[2]).name if task.startswith("jsonl:") else task
+
+
 def path_name(source: str) -> str:
     """The last part of a path that says something."""
     path = Path(source)

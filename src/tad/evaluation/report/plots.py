@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 
@@ -20,7 +19,7 @@ from tad.evaluation.report.marks import (
     draw_first,
     label_curves,
 )
-from tad.evaluation.report.names import BASE
+from tad.evaluation.report.names import BASE, shorten
 from tad.evaluation.report.palette import Look
 from tad.evaluation.report.panels import Panel
 
@@ -48,8 +47,7 @@ def curve_panel(board: Board, question: Question, looks: Mapping[Method, Look], 
 
 def question_title(question: Question) -> str:
     task, template = question
-    short = Path(task.partition(":")[2]).name if task.startswith("jsonl:") else task
-    return short if template == "tad" else f"{short} ({template})"
+    return shorten(task) if template == "tad" else f"{shorten(task)} ({template})"
 
 
 def _draw_line(axes: Axes, line: Line, look: Look) -> None:

@@ -70,31 +70,24 @@ def replay_rows(board: Board, example: str | None, notes: list[str]) -> list[Sce
         )
         return []
     folders = [line.runs[line.chosen(board.family)] for line in (first, other)]
-    return replay_runs(board.name, folders, [first.method.label, other.method.label], example, notes)
-
-
-def replay_runs(
-    name: str, folders: Sequence[Path], labels: Sequence[str], example: str | None, notes: list[str]
-) -> list[Scene]:
-    """A scene per task, from the rows of two runs."""
     runs = [Results.open(folder) for folder in folders]
     tables = [{row.key: row for row in run.rows() if row.ids and row.steps} for run in runs]
     shared = [key for key in tables[0] if key in tables[1]]
     if not shared:
         notes.append(
-            f"replay of {name}: the rows are without token ids; give --model (and --adapter) to decode an example now"
+            f"replay of {board.name}: the rows are without token ids; give --model (and --adapter) to decode an example now"
         )
         return []
     speller = find_speller(runs[0].meta)
     if speller is None:
         notes.append(
-            f"replay of {name}: its tokenizer is not at {runs[0].meta.source['model']}, so token ids are shown; give --model"
+            f"replay of {board.name}: its tokenizer is not at {runs[0].meta.source['model']}, so token ids are shown; give --model"
         )
     scenes = []
     for key, why in _choose(shared, tables, example):
         sides = tuple(
-            _side_of_row(speller, run.meta, label, table[key])
-            for run, label, table in zip(runs, labels, tables, strict=True)
+            _side_of_row(speller, run.meta, line, table[key])
+            for run, line, table in zip(runs, (first, other), tables, strict=True)
         )
         prompt = tables[0][key].prompt
         scenes.append(Scene(_title(key), _readable(speller, prompt), why, cast(tuple[Side, Side], sides)))
@@ -156,9 +149,9 @@ def load_speller(source: str) -> LM:
     return LM(cast(Any, None), checkpoint.family, tokens, tokenizer, source)
 
 
-def _side_of_row(speller: LM | None, meta: RunMeta, label: str, row: Row) -> Side:
+def _side_of_row(speller: LM | None, meta: RunMeta, line: Line, row: Row) -> Side:
     return Side(
-        label=label,
+        label=line.method.label,
         setting=_setting(meta.decoder),
         pieces=spell(speller, row.ids),
         steps=list(row.steps),

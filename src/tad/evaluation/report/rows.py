@@ -42,6 +42,7 @@ class Table:
     label: str
     head: list[str]
     groups: list[Group] = field(default_factory=list)
+    stacked: bool = False  # notes below their numbers, not beside them
 
 
 def _cells(*texts: str) -> list[Cell]:

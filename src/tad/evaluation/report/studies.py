@@ -26,19 +26,16 @@ from tad.evaluation.report.data import (
     read_training,
     take_inside,
 )
-from tad.evaluation.report.names import path_name
+from tad.evaluation.report.names import path_name, shorten
 from tad.evaluation.results import META, Results
 from tad.evaluation.study.plan import STUDY, Plan
 from tad.evaluation.study.recipe import StudyRecipe
-from tad.evaluation.study.tables import Entry, Table
+from tad.evaluation.study.tables import Table
 from tad.evaluation.study.tables import as_record as table_record
 from tad.evaluation.study.tuning import Trial
-from tad.evaluation.sweep import FIRST
 from tad.training.distill import LOG
 from tad.training.record import RECORD
 from tad.trajectories.store import META as STORE_META
-
-_PREFERRED = ("tad", "tad-cached")  # decoders of the student in a replay
 
 
 @dataclass(frozen=True)
@@ -55,16 +52,8 @@ class Tuning:
 
     trials: list[Tried]
     seed: int
-    tasks: str
+    tasks: str  # with their splits
     below: float
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two runs to replay side by side: the base one token at a time, and a student at its own setting."""
-
-    labels: tuple[str, str]
-    folders: tuple[Path, Path]
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,6 @@ class StudyPart:
     tuning: Tuning | None
     runs: list[Run]  # without their rows
     calls: list[Origin]
-    pair: Pair | None
 
     @property
     def main(self) -> Table:
@@ -128,18 +116,16 @@ def read_study(
         raise TadError(f"{folder / STUDY}: its recipe names no tables")
     plan = Plan(recipe, folder)
     whose = f", {recipe.name}" if several else ""
-    tables = plan.tables()
     part = StudyPart(
         folder=folder,
         name=recipe.name,
         base=path_name(recipe.model),
         family=plan.base.family,
         asked=plan.hashes.questions(recipe.evaluate.tasks).facts,
-        tables=tables,
+        tables=plan.tables(),
         tuning=_tuning(plan),
         runs=_runs(folder),
         calls=[read_origin(call) for call in record.get("calls", [])],
-        pair=_pair(plan, tables[0]),
     )
     if not part.has_numbers():
         notes.append(f"{recipe.name}: no row has numbers yet; run the same 'tad study' again")
@@ -153,7 +139,7 @@ def _tuning(plan: Plan) -> Tuning | None:
     trials = [
         Tried(plan.methods[name].title, trial) for name in section.methods for trial in plan.trials(name)
     ]
-    tasks = ", ".join(f"{task.name} ({task.split})" for task in section.tasks)
+    tasks = ", ".join(f"{shorten(task.name)} ({task.split})" for task in section.tasks)
     return Tuning(trials, section.seed, tasks, plan.recipe.below)
 
 
@@ -206,24 +192,6 @@ def _trainings(plan: Plan, whose: str, notes: list[str]) -> list[Training]:
                 f"{plan.recipe.name}: the training of {title} has not ended; run the same 'tad study' again"
             )
     return sorted(trainings, key=lambda training: (training.trial, training.title or ""))
-
-
-def _pair(plan: Plan, table: Table) -> Pair | None:
-    """The base and the first student of the table that has numbers, one with TAD's decoder before others."""
-    students = [row for row in table.rows if row.numbers and plan.methods[row.method].store is not None]
-    students.sort(key=lambda row: plan.methods[row.method].decoder not in _PREFERRED)
-    base = plan.cell(plan.recipe.base, None)
-    if not students or base is None:
-        return None
-    cell = plan.cell(students[0].method, students[0].seeds[0])
-    assert cell is not None
-    assert students[0].numbers is not None
-    folders = (plan.answers_folder(base) / FIRST, plan.answers_folder(cell) / students[0].numbers.setting)
-    return Pair((plan.methods[plan.recipe.base].title, _with_seed(students[0])), folders)
-
-
-def _with_seed(row: Entry) -> str:
-    return row.title if row.seeds[0] is None else f"{row.title}, seed {row.seeds[0]}"
 
 
 def as_record(part: StudyPart) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from tad.evaluation.report import study_rows as tables
 from tad.evaluation.report.marks import css_name
+from tad.evaluation.report.names import shorten
 from tad.evaluation.report.panels import Panel, as_svg
 from tad.evaluation.report.rows import SMOKE
 from tad.evaluation.report.studies import StudyPart
@@ -55,8 +56,9 @@ def _table_view(part: StudyPart, table: Table, charts: Charts, smoke: bool) -> d
         else [],
         "first": figures(charts.first, smoke),
         "tasks": figures(charts.tasks, smoke),
-        "pairs": tables.pair_rows(part, table, charts.looks, smoke),
-        "points": tables.point_rows(part, table, charts.looks, smoke),
+        # A table that only repeats methods of the main one has nothing more to unfold.
+        "pairs": tables.pair_rows(part, table, charts.looks, smoke) if charts.first else None,
+        "points": tables.point_rows(part, table, charts.looks, smoke) if charts.first else None,
     }
 
 
@@ -69,11 +71,11 @@ def _words(part: StudyPart, table: Table) -> list[str]:
     """What this table's numbers rest on, beyond what all tables have in common."""
     if table.bar is None:
         return ["No verdicts yet." if table.ungraded else "The base has not been run yet."]
-    tops = ", ".join(f"{task} {top:.1f}" for task, top in table.y_max.items())
+    tops = ", ".join(f"{shorten(task)} {top:.1f}" for task, top in table.y_max.items())
     lines = [f"The accuracy at which speeds are compared is {table.bar:.1f} %. y_max of the areas: {tops}."]
     if table.ungraded:
         lines.append(
-            f"Not graded yet for every method, and so not in these numbers: {', '.join(table.ungraded)}."
+            f"Not graded yet for every method, and so not in these numbers: {', '.join(map(shorten, table.ungraded))}."
         )
     return [*lines, *([table.note] if table.note else [])]
 

@@ -19,6 +19,7 @@ from tad.evaluation.report.marks import (
     draw_first,
     label_curves,
 )
+from tad.evaluation.report.names import shorten
 from tad.evaluation.report.palette import FIRST_LOOK, HUES, Look, look
 from tad.evaluation.report.panels import Panel
 from tad.evaluation.report.studies import StudyPart
@@ -54,7 +55,7 @@ def give_table_looks(parts: Sequence[StudyPart]) -> dict[tuple[str, str], dict[s
     """(study, table) -> title -> look. Methods of the main tables look the same everywhere; others take what is left."""
     shared: dict[str, Look] = {}
     for part in parts:
-        for row in part.main.rows:
+        for row, _ in rows_with_numbers(part.main):
             if row.method != part.main.base and row.title not in shared:
                 shared[row.title] = look(len(shared))
     found = {}
@@ -106,7 +107,7 @@ def curve_panel(
     """Accuracy against tokens per forward, on one task or on all problems together."""
     rows = rows_with_numbers(table)
     n = rows[0][1].n if task is None else part.examples(task)
-    title = f"{'all tasks' if task is None else task} (n = {n:,})"
+    title = f"{'all tasks' if task is None else shorten(task)} (n = {n:,})"
 
     def draw(axes: Axes) -> None:
         for row, facts in rows:
@@ -189,7 +190,7 @@ def area_panel(table: Table, looks: Mapping[str, Look], name: str) -> Panel | No
         draw_bars(axes, bars, AREA)
 
     spoken = "; ".join(f"{row.title} {area.mean:.0f}" for row, area in reversed(areas))
-    of = f"mean over {len(table.tasks)} tasks" if len(table.tasks) > 1 else table.tasks[0]
+    of = f"mean over {len(table.tasks)} tasks" if len(table.tasks) > 1 else shorten(table.tasks[0])
     n = next(facts.n for _, facts in rows_with_numbers(table))
     return Panel(name, f"AUP, {of}", f"AUP, {of}: {spoken}", draw, n, bars_height(bars))
 

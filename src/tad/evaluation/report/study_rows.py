@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tad.evaluation.report.names import shorten
 from tad.evaluation.report.palette import Look
 from tad.evaluation.report.rows import SMOKE, Cell, Group, Table, signed
 from tad.evaluation.report.studies import StudyPart, Tried, Tuning
-from tad.evaluation.report.study_plots import rows_with_numbers
+from tad.evaluation.report.study_plots import error_of, rows_with_numbers
 from tad.evaluation.study.tables import Difference, Entry, Estimate, Facts, Shown
 from tad.evaluation.study.tables import Table as StudyTable
+from tad.evaluation.sweep import FIRST
 
 
 def main_rows(part: StudyPart, table: StudyTable, looks: Mapping[str, Look], smoke: bool) -> Table | None:
@@ -21,12 +23,12 @@ def main_rows(part: StudyPart, table: StudyTable, looks: Mapping[str, Look], smo
     if not rows:
         return None
     rival = [f"× {_title_of(part, table.rival)}"] if table.rival else []
-    head = ["method", "seeds", "accuracy, one token", "accuracy, own setting", "to base", "TPF",
-            f"TPF at base − {table.below:g}", *rival, "AUP"]  # fmt: skip
+    head = ["method", f"TPF at base − {table.below:g}", *rival, "accuracy, %", "to base", "TPF",
+            "accuracy one token, %", "AUP", "seeds"]  # fmt: skip
     group = Group("", [_row(table, row, facts, looks[row.title]) for row, facts in rows])
     group.smoke = smoke or rows[0][1].n < SMOKE
-    group.title = f"n = {rows[0][1].n:,} problems: {', '.join(table.tasks)}"
-    return Table(f"{table.title} of {part.name}", head, [group])
+    group.title = f"n = {rows[0][1].n:,} problems: {', '.join(map(shorten, table.tasks))}"
+    return Table(f"{table.title} of {part.name}", head, [group], stacked=True)
 
 
 def _title_of(part: StudyPart, method: str) -> str:
@@ -39,15 +41,15 @@ def _row(table: StudyTable, row: Entry, facts: Facts, look: Look) -> list[Cell]:
     low, high = facts.reach_interval
     reached = "" if facts.reach.tpf is None else f"{low:.2f} to {high:.2f}"
     return [
-        Cell(row.title, look),
-        Cell(seeds_of(row)),
-        _estimate(facts.first, 1),
-        _estimate(facts.accuracy, 1, setting_of(facts.setting)),
-        _with_interval(facts.to_base, sign=True, digits=1),
-        _estimate(facts.tpf, 2),
+        Cell(row.title, look, note=setting_of(facts.setting)),
         Cell(str(facts.reach).replace(">=", "≥"), note=reached),
         *ratio,
+        _estimate(facts.accuracy, 1),
+        _with_interval(facts.to_base, sign=True, digits=1),
+        _estimate(facts.tpf, 2),
+        _estimate(facts.first, 1),
         _estimate(facts.aup, 1),
+        Cell(seeds_of(row)),
     ]
 
 
@@ -61,19 +63,15 @@ def seeds_of(row: Entry) -> str:
 
 def setting_of(name: str) -> str:
     """What a run's name says of its decoder: 'tad,threshold=0.5' as 'threshold 0.5'."""
-    _, _, rest = name.partition(",")
-    return rest.replace("=", " ").replace(",", ", ") or "one token"
+    decoder, _, rest = name.partition(",")
+    return "one token" if decoder == FIRST else rest.replace("=", " ").replace(",", ", ")
 
 
-def _estimate(value: Estimate | None, digits: int, setting: str = "") -> Cell:
+def _estimate(value: Estimate | None, digits: int) -> Cell:
     if value is None:
         return Cell("–")
-    beside = f"at {setting}" if setting and setting != "one token" else ""
-    error = value.se if value.sd is None else value.sd
-    if math.isnan(error):
-        return Cell(f"{value.mean:.{digits}f}", note=beside)
-    name = "±" if value.sd is None else "sd"
-    return Cell(f"{value.mean:.{digits}f}", note=f"{name} {error:.{digits}f}{', ' if beside else ''}{beside}")
+    error, name = error_of(value), "±" if value.sd is None else "sd"
+    return Cell(f"{value.mean:.{digits}f}", note="" if math.isnan(error) else f"{name} {error:.{digits}f}")
 
 
 def _with_interval(value: Difference | None, sign: bool = False, digits: int = 2) -> Cell:
@@ -129,7 +127,7 @@ def point_rows(part: StudyPart, table: StudyTable, looks: Mapping[str, Look], sm
     several = len(table.tasks) > 1
     for task in ([None] if several else []) + list(table.tasks):
         n = rows[0][1].n if task is None else part.examples(task)
-        group = Group(f"{task or 'all tasks'}, n = {n:,}", [], smoke or n < SMOKE)
+        group = Group(f"{'all tasks' if task is None else shorten(task)}, n = {n:,}", [], smoke or n < SMOKE)
         for row, facts in rows:
             for point in facts.points if task is None else facts.tasks[task]:
                 group.rows.append(_point(row, point, looks[row.title]))

@@ -16,7 +16,7 @@ from tad.evaluation.report.page import Panels, render
 from tad.evaluation.report.palette import Look
 from tad.evaluation.report.panels import Panel, as_png
 from tad.evaluation.report.plots import area_panel, curve_panel
-from tad.evaluation.report.replay import Scene, decode_scenes, replay_rows, replay_runs
+from tad.evaluation.report.replay import Scene, decode_scenes, replay_rows
 from tad.evaluation.report.rows import SMOKE
 from tad.evaluation.report.scores import RESAMPLES, give_looks, make_boards
 from tad.evaluation.report.studies import StudyPart, read_studies
@@ -151,13 +151,7 @@ def _scenes(
         )
     if example is not None and len(boards) > 1:
         boards = [board for board in boards if any(_has(board, example))]
-    pairs = [(study.name, study.pair) for study in studies if study.pair is not None]
-    scenes = [
-        scene
-        for name, pair in pairs
-        for scene in replay_runs(name, pair.folders, pair.labels, example, found.notes)
-    ]
-    return scenes + [scene for board in boards for scene in replay_rows(board, example, found.notes)]
+    return [scene for board in boards for scene in replay_rows(board, example, found.notes)]
 
 
 def _has(board: Board, example: str) -> list[bool]:
