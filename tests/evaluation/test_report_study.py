@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import report_world as made
 from matplotlib.figure import Figure
+from study_world import study_recipe
 
 from tad.evaluation.report import Report, write_report
 from tad.evaluation.report.data import gather
@@ -20,6 +21,7 @@ from tad.evaluation.report.panels import WIDTH, _add_legend
 from tad.evaluation.report.studies import StudyPart, read_studies
 from tad.evaluation.report.study_plots import as_spots, curve_panel, give_table_looks
 from tad.evaluation.report.study_rows import changes_of, setting_of
+from tad.evaluation.study import Study
 from tad.evaluation.study.tables import Estimate, Shown
 
 
@@ -88,7 +90,13 @@ def test_a_study_is_read_as_one_thing_and_its_answers_are_not_read_row_by_row(fo
     assert (study.name, study.family) == ("tiny", "llada")
     assert len(study.runs) == len(list((folder / "answers").glob("*/*/eval.json")))
     assert [store.name for store in found.stores] == ["teacher"]
-    assert found.notes == []
+
+
+def test_what_a_study_has_left_to_do_is_said(folder: Path) -> None:
+    found = gather([folder])
+    read_studies(found)
+    # Of the base twice, two trials, Fast-dLLM, two seeds, two windows: one window.
+    assert found.notes == ["tiny: 1 of 9 cells are not done; run the same 'tad study' again to go on"]
 
 
 def test_the_numbers_are_those_of_the_study_s_tables(folder: Path, part: StudyPart) -> None:
@@ -273,6 +281,18 @@ def test_a_study_and_other_runs_share_a_page(folder: Path, tmp_path: Path) -> No
         "p-accuracy-tiny-windows.png",
         "p-accuracy-nano-llada.png",
     ]
+
+
+def test_a_study_that_has_hardly_begun_has_a_page(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    assert Study(study_recipe(world), out).run(["base"])
+    shown = _Shown(write_report([out], tmp_path / "p.html").page.read_text())
+    assert "base" in shown.open
+    assert "tad: not run yet" in shown.folded
+    shutil.rmtree(out / "answers")
+    done = write_report([out], tmp_path / "q.html")
+    assert done.pictures == []
+    assert "The base has not been run yet." in _Shown(done.page.read_text()).open
 
 
 # Legends and words

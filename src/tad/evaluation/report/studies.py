@@ -28,7 +28,7 @@ from tad.evaluation.report.data import (
 )
 from tad.evaluation.report.names import path_name, shorten
 from tad.evaluation.results import META, Results
-from tad.evaluation.study.plan import STUDY, Plan
+from tad.evaluation.study.plan import DONE, STUDY, Plan
 from tad.evaluation.study.recipe import StudyRecipe
 from tad.evaluation.study.tables import Table
 from tad.evaluation.study.tables import as_record as table_record
@@ -85,9 +85,6 @@ class StudyPart:
             entry["examples"] * len(entry["templates"]) for entry in self.asked if entry["name"] == task
         )
 
-    def has_numbers(self) -> bool:
-        return any(row.numbers for table in self.tables for row in table.rows)
-
 
 def read_studies(found: Gathered, say: Callable[[str], None] = lambda _: None) -> list[StudyPart]:
     """The studies among what was gathered; their stores and training runs join those of `found`."""
@@ -96,7 +93,10 @@ def read_studies(found: Gathered, say: Callable[[str], None] = lambda _: None) -
         say(f"{folder.name}: tables of the study")
         try:
             part, stores, trainings = read_study(folder, found.notes, several=len(found.studies) > 1)
-        except TadError as error:
+        except (
+            TadError,
+            OSError,
+        ) as error:  # a study keeps numbers beside its answers: it may not be allowed to
             found.notes.append(f"{folder}: is shown run by run, since its study cannot be made out: {error}")
             take_inside(folder, found)
             continue
@@ -127,8 +127,12 @@ def read_study(
         runs=_runs(folder),
         calls=[read_origin(call) for call in record.get("calls", [])],
     )
-    if not part.has_numbers():
-        notes.append(f"{recipe.name}: no row has numbers yet; run the same 'tad study' again")
+    states = [entry.state for entry in plan.entries()]
+    left = sum(state != DONE for state in states)
+    if left:
+        notes.append(
+            f"{recipe.name}: {left} of {len(states)} cells are not done; run the same 'tad study' again to go on"
+        )
     return part, _stores(plan, whose, notes), _trainings(plan, whose, notes)
 
 
