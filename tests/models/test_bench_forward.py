@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "forward.py"
 
 
 @pytest.fixture
-def bench() -> ModuleType:
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("bench_forward", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
