@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -316,10 +317,33 @@ def test_bf16_checkpointing_and_whole_logits_train_nearly_alike(
     for name, changes, close in (
         ("bf16", {"precision": "bf16"}, 2e-2),
         ("checkpointing", {"gradient_checkpointing": True}, 1e-5),
+        ("half checkpointing", {"gradient_checkpointing": "half"}, 1e-5),
         ("whole logits", {"lean": False}, 1e-4),
     ):
         distill(recipe(world, **changes), tmp_path / name, quiet=True)
         assert [line["loss"] for line in lines(tmp_path / name)] == pytest.approx(want, rel=close), name
+
+
+@pytest.mark.parametrize(("setting", "every"), [(False, 0), (True, 1), ("half", 2)])
+def test_the_layers_that_are_checkpointed_are_run_again_in_backward(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: bool | str, every: int
+) -> None:
+    lm, calls = tad.load(world / "base", device="cpu"), Counter[int]()
+    for index, layer in enumerate(lm.model.layers()):
+        inner = layer.forward
+
+        def count(*args, index=index, inner=inner, **named):
+            calls[index] += torch.is_grad_enabled()
+            return inner(*args, **named)
+
+        monkeypatch.setattr(layer, "forward", count)
+    one = {"learning": {"lr": 1e-2, "steps": 1}, "batch": {"size": 4, "micro": 4}}
+    distill(recipe(world, gradient_checkpointing=setting, **one), tmp_path / "run", lm=lm, quiet=True)
+    least = min(calls.values())
+    again = [index for index, number in sorted(calls.items()) if number > least]
+    layers = len(list(lm.model.layers()))
+    assert again == ([] if every != 2 else list(range(0, layers, 2)))
+    assert least == (2 if every == 1 else 1)
 
 
 @pytest.mark.slow

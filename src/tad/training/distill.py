@@ -27,6 +27,7 @@ from tad.training.distill_recipe import DistillRecipe
 from tad.training.distill_trainer import DistillTrainer, Evaluate, HeldOut, StepLog
 from tad.training.frozen import fp8_buffers, quantize_frozen, restore_frozen
 from tad.training.objectives import LossModule, Objective, get_objective
+from tad.training.objectives.module import checkpoint_layers
 from tad.training.optimizer import RatePlan
 from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
@@ -172,7 +173,7 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
         if recipe.frozen == "fp8":
             quantize_frozen(lm.model)
     if recipe.gradient_checkpointing:
-        lm.model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_layers(lm.model, every=2 if recipe.gradient_checkpointing == "half" else 1)
     if recipe.compile:
         for layer in lm.model.layers():  # rows have many lengths, so shapes stay open
             layer.compile()

@@ -97,7 +97,8 @@ class DistillRecipe(Recipe):
     """Of the computation; auto: bf16 on a GPU. What is trained is kept in fp32."""
     frozen: Literal["plain", "fp8"] = "plain"
     """How the frozen projections under adapters multiply; fp8: forward in fp8, gradients through the weights as they are."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["half"] = False
+    """Make the activations of all layers, or of every other one, again in backward: less memory, more time."""
     compile: bool = False
     lean: bool = True
     """The chunked loss; false makes whole logits, to compare."""
