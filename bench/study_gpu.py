@@ -5,7 +5,7 @@
     python bench/study_gpu.py run study-nano-llada DEST --tiny                            # a minute on a CPU
 
 `run` works in --work, by one process or several (--processes: small models leave a GPU idle most of the time); when the time is over it packs what there is into DEST as study.tar.gz.NN, at
-most six files of 15 MB. `--resume DEST` first unpacks what an earlier run packed, perhaps on another machine, and goes on. `grade`
+most --parts files of 15 MB. `--resume DEST` first unpacks what an earlier run packed, perhaps on another machine, and goes on. `grade`
 unpacks into --out, adds the verdicts that could not be given without a sandbox, writes the tables and prints them.
 """
 
@@ -23,7 +23,7 @@ from tad.cli.run import Watch, describe_entries, quieten
 from tad.config import load_recipe
 from tad.errors import TadError
 from tad.evaluation.study import Study, StudyRecipe
-from tad.evaluation.study.archive import NAME, pack, unpack
+from tad.evaluation.study.archive import NAME, PARTS, pack, unpack
 from tad.evaluation.study.tables import as_markdown
 from tad.training.record import describe_machine
 
@@ -93,7 +93,7 @@ def run(recipe: StudyRecipe, options: argparse.Namespace) -> None:
     if options.no_pack:
         return
     done = time.monotonic()
-    left = pack(study, options.dest, not options.no_texts)
+    left = pack(study, options.dest, not options.no_texts, options.parts)
     sizes = [path.stat().st_size for path in sorted(options.dest.glob(f"{NAME}.*"))]
     print(describe_entries(study.entries(options.only)))
     print(f"device: {describe_machine()['device']}; {'complete' if complete else 'not complete'}")
@@ -151,6 +151,12 @@ def read_options(words: list[str] | None) -> argparse.Namespace:
     one.add_argument("--resume", type=Path, help="a DEST to continue from; nothing happens where it is empty")
     one.add_argument("--only", nargs="+", default=[], help="tables or methods, with wildcards")
     one.add_argument("--processes", type=int, default=1, help="that share the work")
+    one.add_argument(
+        "--parts",
+        type=int,
+        default=PARTS,
+        help="files of 15 MB at most; what students need beyond is left out",
+    )
     one.add_argument("--no-pack", action="store_true", help=argparse.SUPPRESS)
     one.add_argument("--no-texts", action="store_true", help="leave out the texts of graded answers")
     two.add_argument("--out", type=Path, help="default: runs/NAME")
