@@ -104,7 +104,7 @@ def test_delayed_cache_that_never_freezes_or_always_refreshes_is_exact(
     lm, prompts = tiny(family), tiny_prompts(family)[:4]
     call = {"gen_length": LENGTH * 2, "threshold": threshold, "block": block}
     exact = decode(lm, prompts, decoder=name, **call)
-    cached = decode(lm, prompts, decoder=f"{name}-cached", **call, **cache)
+    cached = decode(lm, prompts, decoder=f"{name}-cached", cache="delayed", **call, **cache)
     assert [(row.tokens, row.forwards) for row in cached] == [(row.tokens, row.forwards) for row in exact]
 
 

@@ -102,13 +102,15 @@ class DelayedCache:
 
 @dataclass(frozen=True)
 class ActiveCache(DelayedCache):
-    """As `DelayedCache`, but blocks that do not exist yet are fed only when everything is: until then they keep the keys and
-    values of the last such forward, as in `DualCache`."""
+    """As `DelayedCache`, but blocks that do not exist yet are fed by the first forward alone and keep its keys and values until
+    they exist. `refresh=1` equals no cache here too."""
 
     def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         found = super().feed(table, prompt, visible)
+        if self.refresh == 1:
+            return found
         exists = prompt + (table.created * table.size).minimum(visible)
-        return replace(found, end=torch.where(found.start == 0, found.end, exists))
+        return replace(found, end=torch.where(table.forwards == 0, found.end, exists))
 
 
 @dataclass(frozen=True)
