@@ -1,8 +1,8 @@
 """Cache policies: which columns of the canvas the next forward is fed, and which keys and values it leaves as they are.
 
 Columns are those of the model's `KVCache`: a fed column is written anew, any other keeps what the last forward that
-fed it wrote. A policy gives one range of columns per row. An *opening* forward is one that feeds the whole canvas to
-start a block. None of them is exact except `NoCache` and, under block-causal attention, `BlockCausalCache`.
+fed it wrote. A policy gives one range of columns per row, perhaps with a gap in it. An *opening* forward is one that feeds
+the whole canvas to start a block. None of them is exact except `NoCache` and, under block-causal attention, `BlockCausalCache`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from tad.decoding.table import BlockTable
 
 @dataclass
 class Feed:
-    """Columns [start, end) per row, and whether this forward opens a block."""
+    """Columns [start, end) per row without those of the gap, and whether this forward opens a block."""
 
     start: Tensor  # [rows]
     end: Tensor  # [rows]
     opening: Tensor  # [rows] bool
+    gap: Tensor | None = None  # [rows, 2] first column that is left out, and how many are; None for no row
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,21 @@ class DelayedCache:
 
 @dataclass(frozen=True)
 class ActiveCache(DelayedCache):
-    """As `DelayedCache`, but blocks that do not exist yet are fed by the first forward alone and keep its keys and values until
-    they exist. `refresh=1` equals no cache here too."""
+    """As `DelayedCache`, but to feed everything again means the prompt and the blocks that are neither frozen nor yet to
+    come: frozen blocks stay as they are, and later ones keep the keys and values of the first forward until they
+    exist. `refresh=1` equals no cache here too."""
 
     def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         found = super().feed(table, prompt, visible)
         if self.refresh == 1:
             return found
         exists = prompt + (table.created * table.size).minimum(visible)
-        return replace(found, end=torch.where(table.forwards == 0, found.end, exists))
+        frozen = torch.where(found.start == 0, table.cached.clamp(min=0) * table.size, 0)
+        return replace(
+            found,
+            end=torch.where(table.forwards == 0, found.end, exists),
+            gap=torch.stack((torch.full_like(frozen, prompt), frozen), dim=1),
+        )
 
 
 @dataclass(frozen=True)

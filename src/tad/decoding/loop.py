@@ -146,7 +146,8 @@ class Session:
             plan.candidates = plan.candidates & (here | ~feed.opening[:, None])
         count = plan.candidates.sum(1)
         # The one read of this step: who is finished, what to feed, how many candidates.
-        columns = (finished.long(), feed.start, feed.end, count, self.table.forwards_in_block)
+        gap = torch.zeros_like(feed.start[:, None]).expand(-1, 2) if feed.gap is None else feed.gap
+        columns = (finished.long(), feed.start, feed.end, count, self.table.forwards_in_block, *gap.unbind(1))
         facts = torch.stack(columns, dim=1).tolist()
         done: dict[int, Decoded] = {}
         if any(fact[0] for fact in facts):
@@ -157,16 +158,17 @@ class Session:
                 return done
             for record in (plan, feed):
                 keep_rows(record, keep)
-        _, starts, ends, counts, spent = (list(column) for column in zip(*facts, strict=True))
+        _, starts, ends, counts, spent, *gaps = (list(column) for column in zip(*facts, strict=True))
         candidates = self._candidates(plan, feed.opening, max(counts), spent)
-        hidden = self._forward(starts, ends, candidates.position)
+        hidden = self._forward(starts, ends, gaps, candidates.position)
         proposal = self._propose(hidden, candidates)
         score = proposal.score(self.decoder.rule.score)
         reveal = self.decoder.rule.reveal(proposal, candidates) & candidates.valid
         reveal = force_progress(reveal, score, candidates, self.table.blocks)
         self._write(reveal, proposal, candidates)
         if self.on_step is not None:
-            self._report(reveal, proposal, candidates, starts, ends)
+            fed = [end - start - gap for start, end, gap in zip(starts, ends, gaps[1], strict=True)]
+            self._report(reveal, proposal, candidates, fed)
         return done
 
     def _plan(self, masked: Tensor) -> Plan:
@@ -216,7 +218,9 @@ class Session:
         lengths = [row.prompt + self.length for row in self.members.values()]
         return Candidates(position, valid, must, spent, lengths, self.length)
 
-    def _forward(self, starts: list[int], ends: list[int], position: Tensor) -> Tensor:
+    def _forward(
+        self, starts: list[int], ends: list[int], gaps: Sequence[list[int]], position: Tensor
+    ) -> Tensor:
         """The outputs that predict `position` ([rows, m] in the generated part): [rows, m, width]."""
         source = self.prompt + position - self.shift
         rows, canvas = self.rows, self.rows.canvas
@@ -238,15 +242,15 @@ class Session:
             return _gather(hidden, source)
         rule = AttentionRule(keys, blocks)
         at: Tensor | slice
-        if len(set(starts)) == len(set(ends)) == 1:
+        if len(set(starts)) == len(set(ends)) == 1 and not any(gaps[1]):
             at = slice(starts[0], ends[0])
             columns = torch.arange(starts[0], ends[0], device=self.device).expand(len(canvas), -1)
         else:
-            fed = max(end - start for start, end in zip(starts, ends, strict=True))
-            columns = torch.tensor(starts, device=self.device)[:, None] + torch.arange(
-                fed, device=self.device
-            )
-            at = columns = columns.masked_fill(columns >= torch.tensor(ends, device=self.device)[:, None], -1)
+            fed = max(end - start - gap for start, end, gap in zip(starts, ends, gaps[1], strict=True))
+            start, end, low, gap = torch.tensor([starts, ends, *gaps], device=self.device)[..., None]
+            columns = start + torch.arange(fed, device=self.device)
+            columns = torch.where(columns < low, columns, columns + gap)
+            at = columns = columns.masked_fill(columns >= end, -1)
         slots = columns.clamp(min=0)
         out = self.model(
             canvas.gather(1, slots),
@@ -373,9 +377,7 @@ class Session:
             self.cache.keep(keep)
         return keep
 
-    def _report(
-        self, reveal: Tensor, proposal: Proposal, candidates: Candidates, starts: list[int], ends: list[int]
-    ) -> None:
+    def _report(self, reveal: Tensor, proposal: Proposal, candidates: Candidates, fed: list[int]) -> None:
         assert self.on_step is not None
         per_row = (
             self.table.forwards,
@@ -386,12 +388,9 @@ class Session:
             proposal.confidence,
         )
         values = zip(*(part.tolist() for part in per_row), strict=True)
-        for row, (name, (forward, created, revealed, *lists)) in enumerate(
-            zip(self.members, values, strict=True)
-        ):
+        for name, count, (forward, created, revealed, *lists) in zip(self.members, fed, values, strict=True):
             positions, tokens, confidence = (list(compress(one, revealed)) for one in lists)
-            fed = ends[row] - starts[row]
-            self.on_step(Step(name, forward, positions, tokens, confidence, fed, created))
+            self.on_step(Step(name, forward, positions, tokens, confidence, count, created))
 
 
 def _gather(hidden: Tensor, source: Tensor) -> Tensor:

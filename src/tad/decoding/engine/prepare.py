@@ -64,7 +64,9 @@ def prepare(
     row = torch.searchsorted(behind, index, right=True).clamp(max=slots - 1)
     inside = index < behind[-1]
     offset = index - first[row]
-    column = torch.where(inside, rows.start[row] + offset, 0)
+    column = rows.start[row] + offset
+    gap, left_out = rows.gap.unbind(1)
+    column = torch.where(inside, torch.where(column < gap[row], column, column + left_out[row]), 0)
     candidate, valid, must = _candidates(rows, method, widest)
     lane, wanted_row, wanted_column = _wanted(candidate, valid, method, candidates)
     every = rows.start[:, None] + torch.arange(window, device=device)
@@ -87,7 +89,12 @@ def prepare(
         ),
         wanted_row=wanted_row,
         wanted_column=wanted_column,
-        wanted_token=(first[wanted_row] + wanted_column - rows.start[wanted_row]).clamp(0, tokens - 1),
+        wanted_token=(
+            first[wanted_row]
+            + wanted_column
+            - rows.start[wanted_row]
+            - torch.where(wanted_column < gap[wanted_row], 0, left_out[wanted_row])
+        ).clamp(0, tokens - 1),
         some=Asking(
             lane,
             _bias(rows, method, masked, some),

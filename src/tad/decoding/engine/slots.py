@@ -54,6 +54,7 @@ class Slots:
     must: Tensor  # groups that must make progress in it
     start: Tensor  # first column fed in it
     fed: Tensor  # number of columns fed, 0 for slots without a living row
+    gap: Tensor  # [slots, 2] first column left out among them, and how many are
     opening: Tensor  # bool: it opens a block
     shown: Tensor  # tokens revealed by the last forward, -1 elsewhere
     shown_confidence: Tensor
@@ -80,6 +81,7 @@ class Slots:
             must=wide.clone(),
             start=flat.clone(),
             fed=flat.clone(),
+            gap=torch.zeros(rows, 2, dtype=torch.int64, device=device),
             opening=flat > 0,
             shown=wide - 1,
             shown_confidence=wide.float(),
@@ -122,7 +124,7 @@ class Slots:
 
     def clear(self) -> None:
         """No row anywhere."""
-        for tensor in (self.alive, self.fed, self.facts, self.candidates, self.pad):
+        for tensor in (self.alive, self.fed, self.gap, self.facts, self.candidates, self.pad):
             tensor.zero_()
 
     @property

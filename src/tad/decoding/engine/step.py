@@ -149,7 +149,10 @@ def plan(rows: Slots, method: Method) -> None:
         candidates = candidates & (here | ~feed.opening[:, None])
     rows.candidates, rows.must, rows.opening = candidates, planned.must, feed.opening
     rows.start = feed.start.maximum(rows.pad)
-    rows.fed = (feed.end - rows.start) * rows.alive
+    left_out = 0
+    if feed.gap is not None:
+        rows.gap, left_out = feed.gap, feed.gap[:, 1]
+    rows.fed = (feed.end - rows.start - left_out) * rows.alive
     counts = (rows.alive.long(), rows.fed, candidates.sum(1), table.forwards, table.created)
     rows.facts = torch.stack(counts, dim=1)
 
