@@ -26,10 +26,9 @@ from typing import Any
 import torch
 
 import decode_products  # noqa: F401  # its rows
-from decode_bench import PACE, ROWS, TPF, Bench, Row, row
+from decode_bench import FLAGS, PACE, ROWS, TPF, Bench, Row, row
 from decode_inside import time_first_call
 from machine import describe_machine, free_memory
-from tad.decoding.engine import products
 from tad.decoding.feed import ActiveCache
 from tad.models.shapes import SHAPES
 
@@ -42,16 +41,13 @@ ORDER = (
     "batch-8",
     "batch-32",
     "fp8",
-    "fused",
     "tokens",
     "others",
     "memory",
     "lengths",
+    "without",
     "packed",
     "products",
-    "triton",
-    "fp8-triton",
-    "triton-fused",
     "libraries",
     "attention",
     "scores",
@@ -137,12 +133,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after this")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of a whole decode")
     parser.add_argument(
-        "--engine-options",
-        default="",
-        help="of fused, packed, autotune, triton, attention, compiled, uncompiled: for the engine of all rows",
-    )
-    parser.add_argument(
-        "--read-ahead", type=int, default=0, help="MiB of the next weights that our own products ask for"
+        "--engine-options", default="", help=f"of {', '.join(FLAGS)}: for the engine of all rows"
     )
     parser.add_argument("--out", type=Path, help="the folder for decode.json and decode.md")
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
@@ -162,7 +153,6 @@ def main() -> int:
     if options.first_call:
         print(json.dumps(time_first_call(options, device)))
         return 0
-    products.read_ahead = options.read_ahead * 2**20
     with PACE.at(device):
         return run(options, device, [name for name in ORDER if name in wanted and name not in skipped])
 
@@ -238,35 +228,6 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("32 rows, part of the floor, cached step", "batch-32", "step/of_floor", 0.5, True),
     ("FP8 cached step, 1 row, {small} new positions, ms", "fp8", "by_new_positions/{small}/ms", 3.5, False),
     ("FP8 cached step, 1 row, {large} new positions, ms", "fp8", "by_new_positions/{large}/ms", 3.5, False),
-    (
-        "cached step with our own products, {small} new positions, ms",
-        "triton",
-        "by_new_positions/{small}/ms",
-        5.0,
-        False,
-    ),
-    (
-        "cached step with our own products, {large} new positions, ms",
-        "triton",
-        "by_new_positions/{large}/ms",
-        5.0,
-        False,
-    ),
-    (
-        "FP8 cached step with our own products, {small} new positions, ms",
-        "fp8-triton",
-        "by_new_positions/{small}/ms",
-        3.5,
-        False,
-    ),
-    (
-        "FP8 cached step with our own products, {large} new positions, ms",
-        "fp8-triton",
-        "by_new_positions/{large}/ms",
-        3.5,
-        False,
-    ),
-    ("cached step, decisions compiled too, ms", "fused", "ms", None, False),
     ("cached step, packed attention, ms", "packed", "ms", None, False),
     ("cached step, products chosen by trial, ms", "autotune", "ms", None, False),
     ("cached step, recorded but not compiled, ms", "uncompiled", "ms", None, False),

@@ -78,6 +78,16 @@ class Pace:
 PACE = Pace()
 
 
+# Of an engine.
+FLAGS = (
+    "unfused",
+    "packed",
+    "autotune",
+    "compiled",
+    "uncompiled",
+    "library-products",
+    "library-attention",
+)
 Row = dict[str, Any]
 ROWS: dict[str, Callable[[Bench], Row]] = {}
 
@@ -119,26 +129,18 @@ class Bench:
         return LM(model, family_of_config(config), tokens, source=self.options.shape)
 
     def make_engine(self, lm: LM, *flags: str) -> Engine:
-        unknown = set(flags) - {
-            "fused",
-            "packed",
-            "autotune",
-            "compiled",
-            "uncompiled",
-            "triton",
-            "attention",
-        }
+        unknown = set(flags) - set(FLAGS)
         if unknown:
-            raise SystemExit(f"no engine option {', '.join(unknown)}")
+            raise SystemExit(f"no engine option {', '.join(unknown)}; there are {', '.join(FLAGS)}")
         return Engine(
             lm.model,
             compiled="compiled" in flags or (self.cuda and "uncompiled" not in flags),
             bucketed=True,
-            fused="fused" in flags and ("compiled" in flags or self.cuda),
+            fused=False if "unfused" in flags else None,
             packed="packed" in flags and self.cuda,
             mode="max-autotune-no-cudagraphs" if "autotune" in flags else None,
-            products="triton" if "triton" in flags else "torch",
-            attention="triton" if "attention" in flags else "torch",
+            products="torch" if "library-products" in flags else "auto",
+            attention="torch" if "library-attention" in flags else "auto",
         )
 
     def quantized_lm(self) -> tuple[LM, list[LayerWeights]]:

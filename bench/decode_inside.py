@@ -124,12 +124,6 @@ def profile(bench: Bench, call: Callable[[], Any]) -> list[Row]:
     return [total, *rows[:25]]
 
 
-@row("fused")
-def measure_fused(bench: Bench) -> Row:
-    """Decisions compiled too."""
-    return measure_variant(bench, "fused")
-
-
 @row("packed")
 def measure_packed(bench: Bench) -> Row:
     """Attention over packed rows; with prompts that do not fill their columns, and next to the usual attention there."""
@@ -295,12 +289,12 @@ def measure_own_attention(bench: Bench, query: Tensor, pairs: list[list[Tensor]]
 
     def own(cut: Any) -> None:
         for keys, values in pairs:
-            attend_few(query, keys, values, columns, cut)
+            attend_few(query, keys, values, columns, bench.dtype, cut)
 
     for cut in CUTS:
         name = f"own {' '.join(map(str, cut))}"
         try:
-            out = attend_few(query, *pairs[0], columns, cut).float()
+            out = attend_few(query, *pairs[0], columns, bench.dtype, cut).float()
             found[name] = bench.replayed(partial(own, cut))
             found[f"{name}, relative difference"] = ((out - wanted).norm() / wanted.norm()).item()
         except Exception as error:

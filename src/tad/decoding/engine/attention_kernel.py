@@ -68,6 +68,8 @@ def _attention(
         total = tl.dot(share.to(value.dtype), value, total * shrink[:, None])
         largest = above
     total = total / weight[:, None]
+    if out.dtype.element_ty == tl.float16:
+        total = tl.clamp(total, -65504.0, 65504.0)
     tl.store(
         out + row[:, None] * out_stride + head * dim + inner[None, :],
         total.to(out.dtype.element_ty),
@@ -75,10 +77,13 @@ def _attention(
     )
 
 
-def attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, cut: Cut = CUTS[0]) -> Tensor:
-    """query [n, heads, dim] to the first `columns` of keys and values [.., kv_heads, dim]: [n, heads * dim]."""
+def attend_few(
+    query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype, cut: Cut = CUTS[0]
+) -> Tensor:
+    """query [n, heads, dim] to the first `columns` of keys and values [.., kv_heads, dim]: [n, heads * dim]. fp16 results
+    of bf16 values are means of them, and so as small as they are; what lies beyond fp16 is cut off."""
     count, heads, dim = query.shape
-    out = torch.empty(count, heads * dim, dtype=query.dtype, device=query.device)
+    out = torch.empty(count, heads * dim, dtype=dtype, device=query.device)
     _attention[(triton.cdiv(count, cut.queries), heads)](
         query,
         keys,

@@ -70,25 +70,24 @@ class Tenant:
 
 class Engine:
     """See the module. `compiled` and `capture` default to what pays: both on CUDA, neither elsewhere. `fused` compiles
-    the decisions too, for each decoder anew: for short steps and long runs. `bucketed` rounds sizes up to a few, by
-    default where steps are recorded. `packed` is attention over rows as they are packed, for half precision on CUDA: no
-    padding, and no mask where prompts differ in length. `mode` is `torch.compile`'s for the layers. `products` says who
-    multiplies few rows with the weights: the library (`torch`); a kernel of our own, tuned when the engine is made
-    (`triton`), which leaves activations unrounded where weights are fp8; or that kernel where it runs (`auto`).
-    `attention` is the library's (`torch`), or on CUDA a kernel of our own for few queries of one row whose prompt fills its
-    columns (`triton`)."""
+    the decisions too, for each decoder anew; by default that is done where everything is compiled and rows come one at a
+    time, so that steps are short. `bucketed` rounds sizes up to a few, by default where steps are recorded. `packed` is
+    attention over rows as they are packed, for half precision on CUDA: no padding, and no mask where prompts differ in
+    length. `mode` is `torch.compile`'s for the layers. `products` and `attention` say whose kernels serve few rows
+    (`tad.decoding.engine.network`): those for fp8 weights, which are tuned when the engine is made, leave activations
+    unrounded; that for attention serves one row whose prompt fills its columns."""
 
     def __init__(
         self,
         model: MaskedDiffusionModel,
         compiled: bool | None = None,
         capture: bool | None = None,
-        fused: bool = False,
+        fused: bool | None = None,
         bucketed: bool | None = None,
         packed: bool = False,
         mode: str | None = None,
-        products: str = "torch",
-        attention: str = "torch",
+        products: str = "auto",
+        attention: str = "auto",
     ) -> None:
         cuda = model.device.type == "cuda"
         self.device = model.device
@@ -192,9 +191,10 @@ class Engine:
         if key not in self.sets:
             lent = arena.lend(positions, method.keeps_outputs)
             slots = Slots.empty(method, count, self.device)
-            self.sets[key] = Stepper(
-                self.network, method, slots, lent, self.compiled, self.fused, self.packed
+            fused = (
+                self.recorder.capture and self.compiled and count == 1 if self.fused is None else self.fused
             )
+            self.sets[key] = Stepper(self.network, method, slots, lent, self.compiled, fused, self.packed)
         self.sets.move_to_end(key)
         while len(self.sets) > MAX_SETS:
             oldest, _ = self.sets.popitem(last=False)

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine.prepare import Asking, Prepared
-from tad.decoding.engine.products import MOST_ROWS
+from tad.decoding.engine.products import MOST_ROWS, fed_dtype, has_kernels
 from tad.decoding.engine.residual import norm
 from tad.decoding.engine.slots import Lent
-from tad.decoding.engine.tuning import LIBRARY, Maps, few_row_maps
+from tad.decoding.engine.tuning import LIBRARY, WAYS, Maps, few_row_maps
 from tad.decoding.engine.turning import turn_and_write
 from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
 from tad.errors import TadError
@@ -29,25 +29,29 @@ from tad.models.transformer import Shape, rotary_table, rotate
 
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
-    fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s. `products` says who
-    multiplies a few rows with the weights (`tad.decoding.engine.tuning`), `attention` who attends for them."""
+    fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s. `products` and `attention`
+    say who multiplies a few rows with fp8 weights, and who attends for them: the library (`torch`), our own kernels
+    (`triton`), or those where they run (`auto`)."""
 
     def __init__(
         self,
         model: MaskedDiffusionModel,
         compiled: bool,
         mode: str | None = None,
-        products: str = "torch",
-        attention: str = "torch",
+        products: str = "auto",
+        attention: str = "auto",
     ) -> None:
         self.model, self.shape = model, model.shape
         self.layers = read_weights(model)
-        self.parts = Parts(model.shape, compiled, mode)
+        self.parts = Parts(model, compiled, mode)
         maps = few_row_maps(self.layers, model.shape, model.dtype, products)
-        self.few_rows = None if maps is None else Parts(model.shape, compiled, mode, maps)
-        if attention not in ("torch", "triton"):
-            raise TadError(f"attention is one of torch, triton, not {attention!r}")
-        self.attends_few = attention == "triton" and model.device.type == "cuda"
+        self.few_rows = None if maps is None else Parts(model, compiled, mode, maps)
+        if attention not in WAYS:
+            raise TadError(f"attention is one of {', '.join(WAYS)}, not {attention!r}")
+        fits = has_kernels(model.device) and model.dtype in (torch.bfloat16, torch.float16)
+        if attention == "triton" and not fits:
+            raise TadError("attention 'triton' needs half precision on a GPU of Hopper's generation or later")
+        self.attends_few = fits and attention != "torch"
 
     def parts_for(self, tokens: int) -> Parts:
         """What computes a forward of so many tokens."""
@@ -91,7 +95,7 @@ class Network:
                 query = turn_and_write(query, layer.qkv.bias, cos, sin, at.place, keys, values, self.shape)
             asking, width = (some, widest) if trims else (every, window)
             if self.attends_few and slots == 1 and asking.bias is None and len(query) <= MOST_ROWS:
-                attended = _attend_few(query, keys, values, columns)
+                attended = _attend_few(query, keys, values, columns, parts.fed_dtype)
             elif at.key_start is None:
                 attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
             else:
@@ -132,10 +136,10 @@ def attend_packed(
     return cast(Tensor, out).reshape(len(query), -1)
 
 
-def _attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int) -> Tensor:
+def _attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     from tad.decoding.engine.attention_kernel import attend_few
 
-    return attend_few(query, keys, values, columns)
+    return attend_few(query, keys, values, columns, dtype)
 
 
 def _for_heads(asking: Asking, shape: Shape, dtype: torch.dtype) -> Asking:
@@ -183,7 +187,14 @@ def _attend(
 class Parts:
     """What lies between two attentions, as functions of tensors alone: the same code for every layer."""
 
-    def __init__(self, shape: Shape, compiled: bool, mode: str | None = None, maps: Maps = LIBRARY) -> None:
+    def __init__(
+        self,
+        model: MaskedDiffusionModel,
+        compiled: bool,
+        mode: str | None = None,
+        maps: Maps = LIBRARY,
+    ) -> None:
+        shape = model.shape
         heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
         own, theirs = heads * dim, kv_heads * dim
 
@@ -201,15 +212,15 @@ class Parts:
             """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones. Where the
             projection comes in parts, give those of all tokens instead, and leave the rest to `turn_and_write`."""
             if wants is None and maps.in_parts:
-                return x, maps.qkv(normed, layer.qkv, layer.attn_out.weight)
+                return x, maps.qkv(normed, layer.qkv)
             if wants is None:
-                joint = maps.qkv(normed, layer.qkv, layer.attn_out.weight)
+                joint = maps.qkv(normed, layer.qkv)
                 query, key, value = joint.split((own, theirs, theirs), dim=-1)
                 turned = rotate(query.view(-1, heads, dim), cos, sin)
             else:
-                joint = maps.key_value(normed, rows_of(layer.qkv, own, own + 2 * theirs), None)
+                joint = maps.key_value(normed, rows_of(layer.qkv, own, own + 2 * theirs))
                 key, value = joint.split(theirs, dim=-1)
-                query = maps.query(normed[wants], rows_of(layer.qkv, 0, own), layer.attn_out.weight)
+                query = maps.query(normed[wants], rows_of(layer.qkv, 0, own))
                 turned = rotate(query.view(-1, heads, dim), cos[wants], sin[wants])
                 x = x[wants]
             keys[place] = rotate(key.view(-1, kv_heads, dim), cos, sin)
@@ -220,23 +231,24 @@ class Parts:
             return write(x, norm(x, layer.attn_norm, eps), layer, *written)
 
         def leave(
-            x: Tensor, attended: Tensor, layer: LayerWeights, ahead: Tensor | None, weight: Tensor
+            x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor, last: bool
         ) -> tuple[Tensor, Tensor]:
             """The residual behind a layer, and its norm by `weight`."""
-            x, normed = maps.attn_out(x, attended, layer.attn_out, layer.gate_up.weight, layer.mlp_norm, eps)
-            gate, up = maps.gate_up(normed, layer.gate_up, layer.down.weight).chunk(2, dim=-1)
-            return maps.down(x, F.silu(gate) * up, layer.down, ahead, weight, eps)
+            x, normed = maps.attn_out(x, attended, layer.attn_out, layer.mlp_norm, eps, False)
+            gate, up = maps.gate_up(normed, layer.gate_up).chunk(2, dim=-1)
+            return maps.down(x, F.silu(gate) * up, layer.down, weight, eps, last)
 
         def cross(
             x: Tensor, attended: Tensor, before: LayerWeights, layer: LayerWeights, *written: Any
         ) -> tuple[Tensor, Tensor]:
-            x, normed = leave(x, attended, before, layer.qkv.weight, layer.attn_norm)
+            x, normed = leave(x, attended, before, layer.attn_norm, False)
             return write(x, normed, layer, *written)
 
         def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
-            return leave(x, attended, layer, None, weight)[1]
+            return leave(x, attended, layer, weight, True)[1]
 
         self.in_parts = maps.in_parts
+        self.fed_dtype = fed_dtype(model.dtype) if maps.in_parts else model.dtype  # of what attention gives
         self.enter = sized(enter, mode) if compiled else enter
         self.cross = sized(cross, mode) if compiled else cross
         self.finish = sized(finish, mode) if compiled else finish

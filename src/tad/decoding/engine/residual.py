@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tad.decoding.engine.products import split_parts
-from tad.decoding.engine.weights import Project, Projection, project
+from tad.decoding.engine.products import as_fed, fed_dtype, split_parts
+from tad.decoding.engine.weights import Projection, project
 
-# Residual x [n, width], what is projected onto it, by what, the weights read next, the weight and the eps of the norm:
-# the new residual, and its norm.
-Join = Callable[[Tensor, Tensor, Projection, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+# Residual x [n, width], what is projected onto it, by what, the weight and the eps of the norm, whether no further
+# projection reads that norm: the new residual, and its norm, in the dtype that the next projection is fed.
+Join = Callable[[Tensor, Tensor, Projection, Tensor, float, bool], tuple[Tensor, Tensor]]
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -31,17 +31,12 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * F.rms_norm(x, (x.shape[-1],), None, eps).to(x.dtype)
 
 
-@cache
-def join_by(project: Project) -> Join:
+def join_by_library(
+    x: Tensor, inputs: Tensor, by: Projection, weight: Tensor, eps: float, last: bool
+) -> tuple[Tensor, Tensor]:
     """Any projection."""
-
-    def join(
-        x: Tensor, inputs: Tensor, by: Projection, ahead: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        x = add(x, project(inputs, by, ahead))
-        return x, norm(x, weight, eps)
-
-    return join
+    x = add(x, project(inputs, by))
+    return x, norm(x, weight, eps)
 
 
 @cache
@@ -50,36 +45,39 @@ def join_in_parts(split: int) -> Join:
     parts_of = split_parts(split)
 
     def join(
-        x: Tensor, inputs: Tensor, by: Projection, ahead: Tensor | None, weight: Tensor, eps: float
+        x: Tensor, inputs: Tensor, by: Projection, weight: Tensor, eps: float, last: bool
     ) -> tuple[Tensor, Tensor]:
-        summed, normed = sum_and_norm(x, parts_of(inputs, by.weight, by.scale, ahead), weight, eps)
+        parts = parts_of(as_fed(inputs), by.weight, by.scale, x.dtype)
+        summed, normed = sum_and_norm(x, parts, weight, eps, x.dtype if last else fed_dtype(x.dtype))
         return summed, normed
 
     return join
 
 
-LIBRARY_JOIN = join_by(project)
-
-
-def _sum_and_norm(x: Tensor, parts: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _sum_and_norm(
+    x: Tensor, parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     if not x.is_cuda:
         x = add(x, parts.sum(0).to(x.dtype))
-        return x, norm(x, weight, eps)
+        normed = norm(x, weight, eps)
+        return x, normed.clone() if dtype == x.dtype else as_fed(normed)
     from tad.decoding.engine.residual_kernel import launch
 
-    summed, normed = torch.empty_like(x), torch.empty_like(x)
+    summed, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     launch(x, parts, weight, eps, summed, normed)
     return summed, normed
 
 
-def _describe(x: Tensor, parts: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
+def _describe(
+    x: Tensor, parts: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=dtype)
 
 
 sum_and_norm = torch.library.custom_op(
     "tad::sum_and_norm",
     _sum_and_norm,
     mutates_args=(),
-    schema="(Tensor x, Tensor parts, Tensor weight, float eps) -> (Tensor, Tensor)",
+    schema="(Tensor x, Tensor parts, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
 )
 sum_and_norm.register_fake(_describe)

@@ -34,13 +34,14 @@ def _sum_and_norm(
     wide = new.to(tl.float32)
     mean = tl.sum(wide * wide, 0) / width
     even = (wide * tl.rsqrt(mean + eps)).to(old.dtype)
-    tl.store(
-        normed + row * width + column, (even.to(tl.float32) * scale.to(tl.float32)).to(old.dtype), mask=inside
-    )
+    result = (even.to(tl.float32) * scale.to(tl.float32)).to(old.dtype)
+    if normed.dtype.element_ty == tl.float16:
+        result = tl.clamp(result.to(tl.float32), -65504.0, 65504.0)
+    tl.store(normed + row * width + column, result.to(normed.dtype.element_ty), mask=inside)
 
 
 def launch(x: Tensor, parts: Tensor, weight: Tensor, eps: float, summed: Tensor, normed: Tensor) -> None:
-    """Fill `summed` with x and the parts, and `normed` with its norm. All are contiguous."""
+    """Fill `summed` with x and the parts, and `normed` with its norm, in x's dtype or cut to fp16. All are contiguous."""
     rows, width = x.shape
     _sum_and_norm[(rows,)](
         x,

@@ -14,31 +14,29 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine import products
 from tad.decoding.engine.products import (
     Tiling,
+    as_fed,
     candidates,
-    is_fp8,
+    new_parts,
     product_parts,
     project_to_parts,
     row_block,
     split_project,
 )
-from tad.decoding.engine.residual import LIBRARY_JOIN, Join, join_in_parts
+from tad.decoding.engine.residual import Join, join_by_library, join_in_parts
 from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
 from tad.errors import TadError
-from tad.models.quantize import to_fp8
 from tad.models.transformer import Shape
 
-WAYS = ("torch", "triton", "auto")  # of an engine's products
+WAYS = ("auto", "torch", "triton")  # of an engine's products
 ROWS = (32, 64)  # tried; other numbers take what is found for these, or the usual
 KINDS = ("qkv", "attn_out", "gate_up", "down")
 _LAYERS = 8  # read in turn: more than a cache holds
 _SUM_RATE = 3e12  # bytes/s at which the caller reads the parts, roughly: trials do not add them up
-_TIE = 1.05
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,7 +53,7 @@ class Maps(NamedTuple):
     in_parts: bool = False
 
 
-LIBRARY = Maps(project, project, project, LIBRARY_JOIN, project, LIBRARY_JOIN)
+LIBRARY = Maps(project, project, project, join_by_library, project, join_by_library)
 
 
 class Trial(NamedTuple):
@@ -77,42 +75,38 @@ def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtyp
     parts = {kind: [getattr(layer, kind) for layer in layers] for kind in KINDS}
     parts["query"] = [rows_of(layers[-1].qkv, 0, own)]
     parts["key_value"] = [rows_of(layers[-1].qkv, own, own + 2 * theirs)]
-    found: dict[str, Any] = {}
     for kind, some in parts.items():
         reason = products.why_not_split(some[0], dtype)
-        if reason is None:
-            split = tuned_split(some, dtype) if kind in KINDS else products.usual_split(some[0].weight)
-            found[kind] = _way(kind, some[0], split)
-            found["in_parts"] = found.get("in_parts", False) or (kind == "qkv" and split > 0)
-        elif ways == "triton":
+        if reason is not None and ways == "triton":
             raise TadError(f"products 'triton': {kind}: {reason}; use 'auto' or 'torch'")
-        else:
-            found[kind] = _way(kind, some[0], 0)
-    return Maps(**found)
+        if reason is not None:
+            return None
+    found: dict[str, Any] = {}
+    for kind, some in parts.items():
+        split = tuned_split(some, dtype) if kind in KINDS else products.usual_split(some[0].weight)
+        found[kind] = _way(kind, some[0], split, dtype)
+    return Maps(**found, in_parts=True)
 
 
-def _way(kind: str, by: Projection, split: int) -> Project | Join:
-    """In so many parts, or by the library for none."""
+def _way(kind: str, by: Projection, split: int, dtype: torch.dtype) -> Project | Join:
     if kind in ("attn_out", "down"):
-        return join_in_parts(split) if split and by.bias is None else LIBRARY_JOIN
-    if kind == "qkv" and split:
-        return project_to_parts(split)
-    return split_project(split) if split else project
+        return join_in_parts(split) if by.bias is None else join_by_library
+    return project_to_parts(split, dtype) if kind == "qkv" else split_project(split, dtype)
 
 
-# What trials found: (outputs, inputs, dtypes of weights and rows) -> split, 0 where the library is faster.
-_SPLITS: dict[tuple[int, int, torch.dtype, torch.dtype], int] = {}
+# What trials found: (outputs, inputs, dtype of rows) -> split.
+_SPLITS: dict[tuple[int, int, torch.dtype], int] = {}
 
 
 def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int:
-    """Into how many parts products of this shape are best cut, by trials where there were none yet; 0 for not at all."""
+    """Into how many parts products of this shape are best cut, by trials where there were none yet."""
     weight = projections[0].weight
     if weight.device.type != "cuda":
         return products.usual_split(weight)
     n, k = weight.shape
-    if (n, k, weight.dtype, dtype) not in _SPLITS:
+    if (n, k, dtype) not in _SPLITS:
         tune(projections, dtype)
-    return _SPLITS[n, k, weight.dtype, dtype]
+    return _SPLITS[n, k, dtype]
 
 
 def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Trial]:
@@ -120,38 +114,13 @@ def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Trial]:
     began, weight = time.perf_counter(), projections[0].weight
     n, k = weight.shape
     trials = [trial for rows in ROWS for trial in try_tilings(projections, rows, dtype)]
-    split = keep_best(weight, trials)
-    library = {rows: time_library(projections, rows, dtype) for rows in ROWS}
-    faster = beats_library(weight, trials, split, library)
-    _SPLITS[n, k, weight.dtype, dtype] = split if faster else 0
-    best = ", ".join(
-        f"{rows} rows {tuple(products.tiling_for(weight, rows, split))}, the library {1e3 * library[rows]:.1f} us"
-        for rows in ROWS
-    )
+    split = _SPLITS[n, k, dtype] = keep_best(weight, trials)
+    best = ", ".join(f"{rows} rows {tuple(products.tiling_for(weight, rows, split))}" for rows in ROWS)
     seconds, failed = time.perf_counter() - began, sum(trial.ms is None for trial in trials)
     _LOG.info(
-        "products with %d x %d: %s: %s (%d trials, %d failed, %.1f s)",
-        n,
-        k,
-        best,
-        "ours" if faster else "the library",
-        len(trials),
-        failed,
-        seconds,
+        "products with %d x %d: %s (%d trials, %d failed, %.1f s)", n, k, best, len(trials), failed, seconds
     )
     return trials
-
-
-def beats_library(weight: Tensor, trials: Sequence[Trial], split: int, library: dict[int, float]) -> bool:
-    """Whether ours is faster over all numbers of rows. A tie is ours: the library does not read ahead."""
-    ours = [
-        min(
-            (cost(one, weight) for one in trials if one.rows == rows and one.tiling.split == split),
-            default=math.inf,
-        )
-        for rows in library
-    ]
-    return sum(ours) <= _TIE * sum(library.values())
 
 
 def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
@@ -174,7 +143,7 @@ def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
     split = min(best, key=lambda one: sum(cost(trial, weight) for trial in best[one]))
     n, k = weight.shape
     for trial in best[split]:
-        products.chosen[n, k, is_fp8(weight), row_block(trial.rows), split] = trial.tiling
+        products.chosen[n, k, row_block(trial.rows), split] = trial.tiling
     return split
 
 
@@ -191,14 +160,15 @@ def try_tilings(projections: Sequence[Projection], rows: int, dtype: torch.dtype
     """Every candidate on some layers' weights, recorded and replayed. One that fails costs no other one."""
     some = projections[:_LAYERS]
     weight = some[0].weight
-    x = torch.randn(rows, weight.shape[1], device=weight.device).to(dtype)
+    x = as_fed(torch.randn(rows, weight.shape[1], device=weight.device).to(dtype))
     tried, trials = candidates(weight), []
-    compile_ahead(x, some[0], tried)
+    compile_ahead(x, some[0], tried, dtype)
     for tiling in tried:
 
         def run(tiling: Tiling = tiling) -> None:
             for by in some:
-                product_parts(x, by.weight, by.scale, None, tiling)
+                assert by.scale is not None
+                product_parts(x, by.weight, by.scale, dtype, tiling)
 
         try:
             trials.append(Trial(rows, tiling, time_replays(run) / len(some)))
@@ -208,40 +178,21 @@ def try_tilings(projections: Sequence[Projection], rows: int, dtype: torch.dtype
     return trials
 
 
-def time_library(projections: Sequence[Projection], rows: int, dtype: torch.dtype) -> float:
-    """Milliseconds of the library's product; of fp8 weights with rows that are fp8 already."""
-    some = projections[:_LAYERS]
-    weight = some[0].weight
-    x = torch.randn(rows, weight.shape[1], device=weight.device).to(dtype)
-    codes, row_scale = to_fp8(x)
-
-    def run() -> None:
-        for by in some:
-            if by.scale is None:
-                F.linear(x, by.weight)
-            else:
-                torch._scaled_mm(
-                    codes, by.weight.t(), scale_a=row_scale, scale_b=by.scale[None], out_dtype=torch.bfloat16
-                )
-
-    return time_replays(run) / len(some)
-
-
-def compile_ahead(x: Tensor, by: Projection, tried: Sequence[Tiling]) -> None:
+def compile_ahead(x: Tensor, by: Projection, tried: Sequence[Tiling], dtype: torch.dtype) -> None:
     """Compile the kernels of some tilings side by side, those with one part and those with several."""
     import triton
 
-    from tad.decoding.engine.product_kernel import warm
+    from tad.decoding.engine.product_kernel import launch
 
+    assert by.scale is not None
     with (
         ThreadPoolExecutor(8) as pool,
         triton.AsyncCompileMode(pool, ignore_errors=True),
     ):
         for tiling in tried:
-            dtype = x.dtype if tiling.split == 1 else torch.float32
-            out = torch.empty(tiling.split, len(x), len(by.weight), dtype=dtype, device=x.device)
+            out = new_parts(x, by.weight, tiling.split, dtype)
             try:
-                warm(x, by.weight, by.scale, out, tiling)
+                launch(x, by.weight, by.scale, out, tiling, only_compile=True)
             except Exception as error:  # its trial will say the same, and count as failed
                 _LOG.info("%s does not compile: %s", tuple(tiling), error)
 

@@ -30,8 +30,7 @@ class Projection(NamedTuple):
     bias: Tensor | None
 
 
-# x [n, in], what it is multiplied with, and the weights that will be read next, to [n, out].
-Project = Callable[[Tensor, Projection, Tensor | None], Tensor]
+Project = Callable[[Tensor, Projection], Tensor]  # x [n, in] to [n, out]
 
 
 class LayerWeights(NamedTuple):
@@ -43,7 +42,7 @@ class LayerWeights(NamedTuple):
     down: Projection
 
 
-def project(x: Tensor, by: Projection, ahead: Tensor | None = None) -> Tensor:
+def project(x: Tensor, by: Projection) -> Tensor:
     """x [n, in] -> [n, out], by the library."""
     if by.scale is None:
         return F.linear(x, by.weight, by.bias)
