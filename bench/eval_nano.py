@@ -24,12 +24,12 @@ import torch
 from tad.errors import TadError
 from tad.evaluation import EvalRecipe, list_tasks, regrade, run_sweep, tabulate
 from tad.evaluation.curves import POINTS, find_runs
-from tad.evaluation.files import write_json
 from tad.evaluation.questions import Questions
 from tad.evaluation.results import META, ROWS, Results
 from tad.evaluation.run import Progress, Report
 from tad.evaluation.sweep import Setting
 from tad.evaluation.tables import show_curves
+from tad.files import write_json
 from tad.models import load
 from tad.training.record import RECORD
 

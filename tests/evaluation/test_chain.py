@@ -130,7 +130,7 @@ def test_what_cannot_be_graded_here_is_said_before_anything_is_collected(
 
 
 def test_two_processes_do_not_share_a_directory(world: Path, tmp_path: Path) -> None:
-    from tad.evaluation.files import writing
+    from tad.files import writing
 
     with writing(tmp_path), pytest.raises(TadError, match="another process is writing"):
         Chain(run_recipe(world), tmp_path).run()

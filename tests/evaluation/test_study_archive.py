@@ -214,6 +214,7 @@ def test_every_store_and_every_training_of_the_bundled_studies_works(
     words = ["run", f"study-nano-{family}", str(tmp_path), "tuning=null", "--tiny"]
     small = ["distill.learning.steps=1", "distill.batch={size: 2, micro: 2}", "distill.states=2"]
     recipe = bench.read_recipe(bench.read_options([*words[:4], *small, "--tiny"]))
+    (tmp_path / "study").mkdir()
     study = Study(recipe, tmp_path / "study")
     trained = set()
     for name, method in study.methods.items():

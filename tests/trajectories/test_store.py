@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tad import files
 from tad.errors import TadError
-from tad.trajectories import store as store_module
 from tad.trajectories.store import META, ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 STATS = ShardStats(2, 1, 1, {"wrong": 1}, 8, 0, {"toy": [2, 1]})
@@ -175,17 +175,17 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_behind(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store_module.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(TadError, match="the disk is full"):
         store.write(1, [trajectory()], STATS)
     monkeypatch.undo()
     assert store.missing() == [1, 2]
-    assert not list((tmp_path / "s").glob("*.partial"))
+    assert not list((tmp_path / "s").glob("*partial*"))
 
 
 def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
-    leftover = tmp_path / "s" / "shard-00001.parquet.99999.partial"
+    leftover = tmp_path / "s" / ".shard-00001.parquet.99999.partial"
     leftover.write_bytes(b"half")
     with store.writing():
         assert not leftover.exists()

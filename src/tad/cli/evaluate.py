@@ -233,8 +233,8 @@ def compare(
 ) -> None:
     """Runs beside each other: paired differences on the same examples, and what difference would have been seen."""
     from tad.evaluation import compare_runs
-    from tad.evaluation.files import finite
     from tad.evaluation.tables import show_comparison
+    from tad.files import finite
 
     found = compare_runs(runs)
     typer.echo(json.dumps(finite(asdict(found))) if as_json else show_comparison(found))
@@ -416,8 +416,8 @@ def _show_points(
 ) -> CurveTable:
     from tad.evaluation import tabulate
     from tad.evaluation.curves import POINTS
-    from tad.evaluation.files import finite, write_json
     from tad.evaluation.tables import show_curves
+    from tad.files import finite, write_json
 
     table = tabulate(folders, _y_max(y_max), base)
     if out is not None:

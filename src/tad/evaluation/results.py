@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.evaluation.files import (
+from tad.evaluation.row import Key, Row
+from tad.evaluation.summary import summarise
+from tad.files import (
     append_lines,
     create_folder,
     cut_torn,
@@ -32,8 +34,6 @@ from tad.evaluation.files import (
     write_whole,
     writing,
 )
-from tad.evaluation.row import Key, Row
-from tad.evaluation.summary import summarise
 from tad.training.record import RECORD, describe_machine
 
 SCHEMA_VERSION = 1

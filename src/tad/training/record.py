@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import tad
+from tad.files import write_whole
 
 RECORD = "run.json"
 _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "peft")
@@ -60,4 +61,4 @@ def write_record(directory: Path, recipe: dict[str, Any], **facts: Any) -> None:
     record["recipe"] = recipe
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record["calls"].append({"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts})
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(record, indent=2) + "\n")

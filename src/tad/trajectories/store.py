@@ -7,24 +7,21 @@ prompts, final tokens and reveal steps: every intermediate state follows from th
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tad.errors import TadError
+from tad.files import create_folder, drop_partial, is_vacant, write_whole, writing
 
 SCHEMA_VERSION = 1
 META = "store.json"
-_LOCK = ".lock"
 
 # Confidences need no more than three digits; half precision keeps a row of 256 positions under 3 KB.
 SCHEMA = pa.schema(
@@ -155,29 +152,18 @@ class TrajectoryStore:
                     f"{folder}: holds trajectories of another run: {different}; use another directory"
                 )
             return store
-        if folder.exists() and any(not path.name.startswith(_LOCK) for path in folder.iterdir()):
+        if not is_vacant(folder):
             raise TadError(f"{folder}: is not empty and not a trajectory store; use another directory")
-        with _full_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(folder / META, (json.dumps(asdict(meta), indent=2) + "\n").encode())
+        create_folder(folder)
+        write_whole(folder / META, json.dumps(asdict(meta), indent=2) + "\n")
         return cls(folder, meta)
 
     @contextmanager
     def writing(self, rank: int = 0, world: int = 1) -> Iterator[None]:
         """Hold the right to write; a second run is refused. The processes of one run share it, by rank."""
-        name = _LOCK if world == 1 else f"{_LOCK}-{rank}-of-{world}"
-        with _full_disk(self.folder), open(self.folder / name, "w") as lock:
-            others = [
-                path for path in self.folder.glob(f"{_LOCK}*") if not path.name.endswith(f"-of-{world}")
-            ]
-            others = [path for path in others if path.name != name]
-            if not _try_lock(lock) or any(_is_locked(path) for path in others):
-                raise TadError(
-                    f"{self.folder}: another process is writing to this store; wait for it or stop it"
-                )
+        with writing(self.folder, rank, world):
             for shard in range(rank, self.meta.shards, world):  # of a process that was killed
-                for partial in self.folder.glob(f"{self.path(shard).name}.*"):
-                    partial.unlink()
+                drop_partial(self.path(shard))
             yield
 
     def path(self, shard: int) -> Path:
@@ -189,8 +175,7 @@ class TrajectoryStore:
         table = table.replace_schema_metadata({"stats": json.dumps(asdict(stats)), "shard": str(shard)})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", compression_level=9, use_dictionary=False)
-        with _full_disk(self.folder):
-            _write_whole(self.path(shard), sink.getvalue().to_pybytes())
+        write_whole(self.path(shard), sink.getvalue().to_pybytes())
 
     def read(self, shard: int) -> pa.Table:
         """One shard, memory-mapped."""
@@ -228,52 +213,3 @@ class TrajectoryStore:
             if self.stats(shard) is not None:
                 for row in self.read(shard).to_pylist():
                     yield Trajectory(**row)
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with open(path) as file:
-            return not _try_lock(file)
-    except FileNotFoundError:
-        return False
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.partial")
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write under another name, make it durable, then rename: the file is there whole or not at all."""
-    partial = _partial(path)
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
-        raise
-
-
-@contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TadError(
-                f"{folder}: the disk is full; free some space and run the same command again"
-            ) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
-            raise TadError(f"{folder}: cannot write here ({error.strerror}); use another directory") from None
-        raise

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from tad.errors import TadError
-from tad.evaluation.files import read_lines
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import Row
 from tad.evaluation.study.plan import STUDY
+from tad.files import read_lines
 from tad.training.distill import ADAPTER, LOG, MODEL
 from tad.training.record import RECORD
 from tad.trajectories.store import META as STORE_META

@@ -16,7 +16,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import tad
-from tad.evaluation.files import finite
 from tad.evaluation.report import rows as tables
 from tad.evaluation.report import words
 from tad.evaluation.report.board import Board, Method, as_record
@@ -30,6 +29,7 @@ from tad.evaluation.report.studies import StudyPart
 from tad.evaluation.report.studies import as_record as study_record
 from tad.evaluation.report.study_page import figures, study_view
 from tad.evaluation.report.study_plots import Charts
+from tad.files import finite
 from tad.training.record import find_commit
 
 _PARTS = Path(__file__).parent / "parts"

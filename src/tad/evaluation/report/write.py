@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tad.errors import TadError
-from tad.evaluation.files import create_folder, write_whole
 from tad.evaluation.report.board import Board, Method
 from tad.evaluation.report.data import Gathered, Training, gather, tell_apart
 from tad.evaluation.report.history import decay_panel, loss_panel, teacher_panel
@@ -21,6 +20,7 @@ from tad.evaluation.report.rows import SMOKE
 from tad.evaluation.report.scores import RESAMPLES, give_looks, make_boards
 from tad.evaluation.report.studies import StudyPart, read_studies
 from tad.evaluation.report.study_plots import BARS, Charts, give_table_looks, is_news, make_charts, no_charts
+from tad.files import create_folder, write_whole
 from tad.models import LM
 
 

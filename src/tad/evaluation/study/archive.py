@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tad.errors import TadError
-from tad.evaluation.files import read_lines, write_whole
 from tad.evaluation.results import META, ROWS, SUMMARY, Results
 from tad.evaluation.study.answers import is_whole
 from tad.evaluation.study.numbers import COLUMNS
 from tad.evaluation.study.plan import STUDY, TIMINGS, Plan
 from tad.evaluation.study.workbench import find_result
+from tad.files import read_lines, write_whole
 from tad.training.distill import LOG
 from tad.training.record import RECORD
 

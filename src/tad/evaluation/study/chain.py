@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tad.errors import TadError
-from tad.evaluation.files import create_folder, write_json, writing
 from tad.evaluation.questions import Questions
 from tad.evaluation.run import Identity, Report, evaluate
 from tad.evaluation.study.numbers import Answers, read_numbers
@@ -36,6 +35,7 @@ from tad.evaluation.study.workbench import (
     read_report,
 )
 from tad.evaluation.sweep import FIRST, Setting
+from tad.files import create_folder, write_json, writing
 from tad.training.distill_recipe import DistillRecipe
 from tad.training.record import RECORD, describe_machine
 from tad.trajectories.store import META as STORE

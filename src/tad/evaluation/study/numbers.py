@@ -7,8 +7,9 @@ resample. They say how far other examples would move a number. How far other see
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from tad.evaluation.aup import Point, Reach, aup, past_first, reach
 from tad.evaluation.bootstrap import interval
 from tad.evaluation.results import ROWS, Results
 from tad.evaluation.sweep import FIRST, Setting
+from tad.files import write_whole
 
 RESAMPLES = 1000
 CACHE = ".numbers.npz"
@@ -50,9 +52,9 @@ def read_numbers(folder: Path) -> Numbers:
     state = rows_file.stat()
     stamp = f"{state.st_size}-{state.st_mtime_ns}"
     if cache.is_file():
-        with np.load(cache) as kept:
-            if str(kept["stamp"]) == stamp:
-                return Numbers(*(kept[name] for name in names))
+        with np.load(cache) as known:
+            if str(known["stamp"]) == stamp:
+                return Numbers(*(known[name] for name in names))
     rows = Results.open(folder).rows()
     found = Numbers(
         np.array([row.task for row in rows]),
@@ -61,10 +63,10 @@ def read_numbers(folder: Path) -> Numbers:
         np.array([row.tokens for row in rows], dtype=np.float64),
         np.array([row.forwards for row in rows], dtype=np.float64),
     )
-    partial = folder / f".{os.getpid()}{CACHE}"
-    with open(partial, "wb") as file:
-        np.savez_compressed(file, stamp=np.array(stamp), **{name: getattr(found, name) for name in names})
-    partial.replace(cache)
+    kept = io.BytesIO()
+    np.savez_compressed(kept, stamp=np.array(stamp), **{name: getattr(found, name) for name in names})
+    with suppress(TadError):  # a study that can only be read is read without it
+        write_whole(cache, kept.getvalue())
     return found
 
 

@@ -21,7 +21,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.files import claiming, create_folder, waiting, write_json
 from tad.evaluation.run import Identity
 from tad.evaluation.study.answers import answer, find_gradable, grade_missing, is_whole, list_ungraded
 from tad.evaluation.study.cells import Cell
@@ -38,6 +37,7 @@ from tad.evaluation.study.workbench import (
     measure_window,
     read_report,
 )
+from tad.files import claiming, create_folder, waiting, write_json
 from tad.training.record import describe_machine
 from tad.trajectories.store import TrajectoryStore
 

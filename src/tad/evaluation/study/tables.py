@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tad.evaluation.aup import Reach
-from tad.evaluation.files import create_folder, write_json, write_whole
 from tad.evaluation.study.numbers import (
     Answers,
     Draws,
@@ -27,6 +26,7 @@ from tad.evaluation.study.numbers import (
     spread,
 )
 from tad.evaluation.tables import align
+from tad.files import create_folder, write_json, write_whole
 
 
 @dataclass(frozen=True)

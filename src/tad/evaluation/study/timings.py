@@ -6,7 +6,7 @@ import statistics
 import time
 from pathlib import Path
 
-from tad.evaluation.files import append_lines, read_lines
+from tad.files import append_lines, read_lines
 
 
 class Timings:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tad.evaluation.files import create_folder, write_json, write_whole
 from tad.evaluation.study.numbers import Answers, Draws, measure
 from tad.evaluation.study.recipe import Values
+from tad.files import create_folder, write_json, write_whole
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from tad.errors import TadError
 _LOCK = ".lock"
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write under another name, make it durable, then rename."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with _full_disk(path.parent):
         try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(partial, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
@@ -33,6 +33,12 @@ def write_whole(path: Path, text: str) -> None:
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+def drop_partial(path: Path) -> None:
+    """Remove what a writer of this file left when it was killed."""
+    for partial in path.parent.glob(f".{path.name}.*.partial"):
+        partial.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
