@@ -233,7 +233,7 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("cached step, recorded but not compiled, ms", "uncompiled", "ms", None, False),
     ("memory beside weights and buffers, 1 row, GB", "memory", "overhead_gb", 1.5, False),
     ("growth over 180 generations, GB", "memory", "growth_gb", 0.01, False),
-    ("graphs for 50 prompt lengths", "lengths", "graphs", 40.0, False),
+    ("graphs for 50 prompt lengths", "lengths", "graphs", None, False),
     (
         "first decode in a process, 2 layers, empty compile cache, s",
         "first-call",

@@ -1,7 +1,7 @@
 """Sizes that steps are rounded up to, so that a few shapes serve every prompt, batch and window.
 
 Each shape of a step is captured once. The sizes grow geometrically: their number is the logarithm of the largest, and
-what rounding adds is bounded. What a size counts decides how fine its steps are: tokens fed cost time from a few hundred
+what rounding adds is bounded. What a size counts decides how fine its steps are: tokens fed cost time from two hundred
 on, where the arithmetic takes longer than reading the weights; below, and elsewhere, coarse steps are free or nearly so.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_FINE_FROM = 256
+_FINE_FROM = 128
 
 
 def doubled(count: int, least: int) -> int:
@@ -31,7 +31,7 @@ def token_bucket(count: int) -> int:
     """Tokens fed by a step, over all rows."""
     if count <= _FINE_FROM:
         return stepped(count, 32)
-    unit = doubled(count, _FINE_FROM) // 8  # five to eight eighths of a power of two
+    unit = doubled(count, 2 * _FINE_FROM) // 8  # five to eight eighths of a power of two
     return -(-count // unit) * unit
 
 
