@@ -27,7 +27,7 @@ from decode_tokens import predict
 from machine import free_memory, synchronise
 from tad.decoding import decode
 from tad.decoding.engine import why_not
-from tad.decoding.engine.network import _attend, attend_packed, sized
+from tad.decoding.engine.network import _attend, _attend_few, attend_packed, sized
 from tad.decoding.proposal import Proposal, Sampling
 
 
@@ -57,7 +57,10 @@ def measure_parts(bench: Bench) -> Row:
 
     def attend() -> None:
         for number in range(shapes.layers):
-            _attend(query, *lent.layer(number), at.every, shape.window, 1, columns, shapes)
+            if network.attends_few:
+                _attend_few(query, *lent.layer(number), columns, bench.dtype)
+            else:
+                _attend(query, *lent.layer(number), at.every, shape.window, 1, columns, shapes)
 
     found["attention"] = bench.replayed(attend)
     logits = network.model.head(hidden)

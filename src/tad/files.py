@@ -103,8 +103,10 @@ def create_folder(folder: Path) -> None:
 
 
 def is_vacant(folder: Path) -> bool:
-    """Whether nothing but locks and half-written files stands there."""
-    return not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir())
+    """Whether nothing stands there but files whose names begin with a dot: locks and half-written files."""
+    return not folder.exists() or all(
+        path.name.startswith(".") and path.is_file() for path in folder.iterdir()
+    )
 
 
 @contextmanager
@@ -161,4 +163,8 @@ def _full_disk(folder: Path) -> Iterator[None]:
             ) from None
         if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise TadError(f"{folder}: cannot write here ({error.strerror}); use another directory") from None
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise TadError(
+                f"{folder}: this file system has no locks ({error.strerror}); use another one"
+            ) from None
         raise

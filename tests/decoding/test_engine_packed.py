@@ -61,9 +61,49 @@ def test_packed_rows_give_the_tokens_of_the_loop(
 ) -> None:
     monkeypatch.setattr(network_module, "attend_packed", attend_by_definition)
     engine = Engine(lm.model, packed=True, bucketed=bucketed)
+    engine.network.attends_few = True  # as on a GPU: it must not be asked, since it sees the padding
+
+    def attend_few(*_: Any) -> Tensor:
+        raise AssertionError("packed rows have their own attention")
+
+    monkeypatch.setattr(network_module, "_attend_few", attend_few)
     some = prompts[3:7]
     plain = decode(lm, some, name, 32, block=16, engine="plain")
     assert same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine), plain)
+
+
+@pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual"])
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("bucketed", [True, False])
+def test_own_attention_serves_single_rows_that_fill_their_columns(
+    lm: LM,
+    prompts: list[list[int]],
+    name: str,
+    slots: int,
+    bucketed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+        calls.append(len(query))
+        asked, *seen = (part.transpose(0, 1)[None] for part in (query, keys[:columns], values[:columns]))
+        out = F.scaled_dot_product_attention(asked, *seen, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1).to(dtype)
+
+    monkeypatch.setattr(network_module, "_attend_few", attend_few)
+    engine = Engine(lm.model, bucketed=bucketed)
+    engine.network.attends_few = True
+    some = [*prompts[3:7], (prompts[3] * 64)[:64]]
+    plain = [decode(lm, [prompt], name, 32, block=16, engine="plain")[0] for prompt in some]
+    if slots == 1:
+        found = [decode(lm, [prompt], name, 32, block=16, engine=engine)[0] for prompt in some]
+        assert calls
+    else:
+        found = decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine)
+        assert not calls
+    assert same(found, plain)
+    assert all(count <= 64 for count in calls)
 
 
 def test_sums_of_the_residual_are_rounded_once() -> None:

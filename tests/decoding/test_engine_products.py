@@ -241,6 +241,34 @@ def test_the_split_is_best_for_all_rows_together_and_failures_are_left_out(
     assert keep_best(weight, trials[-1:]) == usual_split(weight)
 
 
+def test_without_trials_the_split_is_the_usual_one() -> None:
+    weight = torch.empty(512, 512, dtype=torch.float8_e4m3fn, device="meta")
+    assert candidates(weight) == []
+    assert keep_best(weight, []) == usual_split(weight) > 1
+
+
+@pytest.mark.parametrize(("size", "served"), [(8, False), (16, True), (96, False), (128, True)])
+def test_heads_that_the_kernels_cannot_take_are_left_to_the_library(
+    small_lm: LM, size: int, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert products.takes_heads(size) == served
+    if not served:
+        monkeypatch.setattr(products, "takes_heads", lambda _: False)
+        with pytest.raises(TadError, match=r"products 'triton': qkv: heads of \d+; use 'auto' or 'torch'"):
+            Engine(small_lm.model, products="triton")
+
+
+def test_few_rows_in_bf16_run_through_a_whole_engine(small_lm: LM, prompts: list[list[int]]) -> None:
+    rounded = copy.deepcopy(small_lm)
+    rounded.model.bfloat16()
+    for module in rounded.model.modules():
+        if isinstance(module, Fp8Linear):  # a model in bf16 keeps its scales in fp32
+            module.scale = module.scale.float()
+    engine = Engine(rounded.model, products="triton")
+    found = decode(rounded, prompts[2:5], "tad-cached", 32, refresh=16, batch_size=1, engine=engine)
+    assert all(len(row.tokens) == 32 for row in found)
+
+
 def test_parts_that_are_read_again_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "chosen", {})
     weight = torch.empty(24576, 4096, dtype=torch.float8_e4m3fn, device="meta")

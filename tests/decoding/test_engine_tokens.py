@@ -111,6 +111,18 @@ def test_callbacks_report_what_the_loop_reports(lm: LM, prompts: list[list[int]]
         assert sure[0] == pytest.approx(sure[1], abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["tad-cached", "d3llm-cached", "fast-dllm-dual"])
+def test_rows_of_different_lengths_are_fed_the_same_by_both(
+    lm: LM, prompts: list[list[int]], name: str
+) -> None:
+    told = []
+    for engine in ("plain", kept_engine(lm)):
+        steps: list[Step] = []
+        decode(lm, prompts[2:7], name, 64, batch_size=3, on_step=steps.append, engine=engine)
+        told.append({(step.row, step.forward): step.fed for step in steps})
+    assert told[0] == told[1]
+
+
 def test_callbacks_name_rows_by_their_place_among_the_prompts(lm: LM, prompts: list[list[int]]) -> None:
     revealed: dict[int, int] = {}
 

@@ -34,7 +34,7 @@ MEANINGS = {
     "beta": "what is left of the credit after a forward",
     "gamma": "exponent of the probability that is added to the credit",
     "delay": "forwards between the end of a block and the freezing of its keys and values",
-    "refresh": "every so many forwards the whole canvas is fed again; 1 equals no cache",
+    "refresh": "every so many forwards all (`active`: the prompt and what is not frozen) is fed again; 1 equals no cache",
     "temperature": "of sampling; 0: greedy",
     "top_p": "sample from the smallest set of tokens with this probability; none: all",
     "top_k": "sample from this many tokens; none: all",

@@ -167,7 +167,9 @@ class Session:
         reveal = force_progress(reveal, score, candidates, self.table.blocks)
         self._write(reveal, proposal, candidates)
         if self.on_step is not None:
-            fed = [end - start - gap for start, end, gap in zip(starts, ends, gaps[1], strict=True)]
+            pads = [self.prompt - row.prompt for row in self.members.values()]
+            asked = zip(starts, ends, gaps[1], pads, strict=True)
+            fed = [end - max(start, pad) - gap for start, end, gap, pad in asked]
             self._report(reveal, proposal, candidates, fed)
         return done
 

@@ -153,6 +153,8 @@ class TrajectoryStore:
                 )
             return store
         if not is_vacant(folder):
+            if (folder / META).exists():  # another process of the run was first
+                return cls.open_or_create(folder, meta)
             raise TadError(f"{folder}: is not empty and not a trajectory store; use another directory")
         create_folder(folder)
         write_whole(folder / META, json.dumps(asdict(meta), indent=2) + "\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,7 +94,8 @@ class Engine:
         self.device = model.device
         self.compiled, self.fused = cuda if compiled is None else compiled, fused
         self.packed = packed
-        self.network = Network(model, self.compiled, mode, products, attention)
+        with self._there():
+            self.network = Network(model, self.compiled, mode, products, attention)
         self.recorder = Recorder(cuda if capture is None else capture and cuda, MAX_STEPS)
         # One layer's buffers are enough where nothing is stored from forward to forward.
         self.bucketed = self.recorder.capture if bucketed is None else bucketed
@@ -112,6 +114,10 @@ class Engine:
             stepper.slots.nbytes for stepper in self.sets.values()
         )
 
+    def _there(self) -> AbstractContextManager[Any]:
+        """Kernels and recordings go to the current device; this makes it the model's."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
     @torch.inference_mode()
     def decode(
         self,
@@ -127,6 +133,20 @@ class Engine:
         """Decode all prompts, `slots` at a time. Arguments are taken as checked, and the decoder as one it serves."""
         if not prompts:
             return []
+        with self._there():
+            return self._decode(prompts, decoder, length, tokens, shift, seeds, slots, on_step)
+
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        decoder: Decoder,
+        length: int,
+        tokens: SpecialTokens,
+        shift: int,
+        seeds: Sequence[int],
+        slots: int | None,
+        on_step: StepCallback | None,
+    ) -> list[Decoded]:
         wide, count = max(len(prompt) for prompt in prompts), min(slots or len(prompts), len(prompts))
         if self.bucketed:
             wide, count = prompt_bucket(wide), slot_bucket(count)

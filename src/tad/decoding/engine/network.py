@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine.prepare import Asking, Prepared
-from tad.decoding.engine.products import MOST_ROWS, fed_dtype, has_kernels
+from tad.decoding.engine.products import MOST_ROWS, fed_dtype, has_kernels, takes_heads
 from tad.decoding.engine.residual import norm
 from tad.decoding.engine.slots import Lent
 from tad.decoding.engine.tuning import LIBRARY, WAYS, Maps, few_row_maps
@@ -49,8 +49,11 @@ class Network:
         if attention not in WAYS:
             raise TadError(f"attention is one of {', '.join(WAYS)}, not {attention!r}")
         fits = has_kernels(model.device) and model.dtype in (torch.bfloat16, torch.float16)
+        fits = fits and takes_heads(model.shape.head_dim)
         if attention == "triton" and not fits:
-            raise TadError("attention 'triton' needs half precision on a GPU of Hopper's generation or later")
+            raise TadError(
+                "attention 'triton' needs half precision on a GPU of Hopper's generation or later, and heads of 16, 32, 64, ..."
+            )
         self.attends_few = fits and attention != "torch"
 
     def parts_for(self, tokens: int) -> Parts:
@@ -94,7 +97,8 @@ class Network:
             if parts.in_parts and not trims:
                 query = turn_and_write(query, layer.qkv.bias, cos, sin, at.place, keys, values, self.shape)
             asking, width = (some, widest) if trims else (every, window)
-            if self.attends_few and slots == 1 and asking.bias is None and len(query) <= MOST_ROWS:
+            alone = slots == 1 and asking.bias is None and at.key_start is None
+            if self.attends_few and alone and len(query) <= MOST_ROWS:
                 attended = _attend_few(query, keys, values, columns, parts.fed_dtype)
             elif at.key_start is None:
                 attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
@@ -272,6 +276,8 @@ def compile_whole(
 ) -> Callable[..., Any]:
     """`torch.compile` that refuses to fall back in parts."""
     config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, 64)  # one per kind of model and decoder in a process
+    # One for each kind of model, decoder and rule in a process; beyond the limit there is an error, not a way out.
+    config.recompile_limit = max(config.recompile_limit, 1024)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 4096)
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=dynamic, mode=mode)
     return compiled

@@ -94,9 +94,15 @@ def has_kernels(device: torch.device) -> bool:
     """Whether kernels of our own run there."""
     return (
         device.type == "cuda"
+        and torch.version.hip is None
         and find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= _CAPABILITY
     )
+
+
+def takes_heads(dim: int) -> bool:
+    """Whether our kernels serve heads of this size."""
+    return dim >= 16 and dim & (dim - 1) == 0
 
 
 def why_not_split(by: Projection, dtype: torch.dtype) -> str | None:

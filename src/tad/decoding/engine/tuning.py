@@ -77,6 +77,8 @@ def few_row_maps(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtyp
     parts["key_value"] = [rows_of(layers[-1].qkv, own, own + 2 * theirs)]
     for kind, some in parts.items():
         reason = products.why_not_split(some[0], dtype)
+        if reason is None and not products.takes_heads(shape.head_dim):
+            reason = f"heads of {shape.head_dim}"
         if reason is not None and ways == "triton":
             raise TadError(f"products 'triton': {kind}: {reason}; use 'auto' or 'torch'")
         if reason is not None:
@@ -138,7 +140,7 @@ def keep_best(weight: Tensor, trials: Sequence[Trial]) -> int:
         ]
         if all(trial is not None and trial.ms is not None for trial in fastest):
             best[split] = [trial for trial in fastest if trial is not None]
-    if not best:
+    if not rows or not best:
         return products.usual_split(weight)
     split = min(best, key=lambda one: sum(cost(trial, weight) for trial in best[one]))
     n, k = weight.shape
@@ -179,22 +181,25 @@ def try_tilings(projections: Sequence[Projection], rows: int, dtype: torch.dtype
 
 
 def compile_ahead(x: Tensor, by: Projection, tried: Sequence[Tiling], dtype: torch.dtype) -> None:
-    """Compile the kernels of some tilings side by side, those with one part and those with several."""
+    """Compile the kernels of some tilings side by side, those with one part and those with several. Where Triton cannot
+    do that (before 3.6), they are compiled one by one as they are tried."""
     import triton
 
     from tad.decoding.engine.product_kernel import launch
 
     assert by.scale is not None
-    with (
-        ThreadPoolExecutor(8) as pool,
-        triton.AsyncCompileMode(pool, ignore_errors=True),
-    ):
-        for tiling in tried:
-            out = new_parts(x, by.weight, tiling.split, dtype)
-            try:
-                launch(x, by.weight, by.scale, out, tiling, only_compile=True)
-            except Exception as error:  # its trial will say the same, and count as failed
-                _LOG.info("%s does not compile: %s", tuple(tiling), error)
+    with ThreadPoolExecutor(8) as pool:
+        try:
+            background = triton.AsyncCompileMode(pool, ignore_errors=True)
+        except (AttributeError, TypeError):
+            return
+        with background:
+            for tiling in tried:
+                out = new_parts(x, by.weight, tiling.split, dtype)
+                try:
+                    launch(x, by.weight, by.scale, out, tiling, only_compile=True)
+                except Exception as error:  # its trial will say the same, and count as failed
+                    _LOG.info("%s does not compile: %s", tuple(tiling), error)
 
 
 def time_replays(run: Callable[[], None], repeats: int = 5) -> float:
