@@ -45,7 +45,7 @@ ORDER = (
     "others",
     "memory",
     "lengths",
-    "without",
+    "kernels",
     "packed",
     "products",
     "libraries",

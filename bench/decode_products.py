@@ -1,4 +1,4 @@
-"""Rows of bench/decode.py on the kernels of our own: products of few rows with fp8 weights, and steps without each of them."""
+"""Rows of bench/decode.py on the kernels of our own: products of few rows with fp8 weights, and steps with and without them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from tad.decoding.engine.weights import Projection
 from tad.models.quantize import to_fp8
 
 
-@row("without")
-def measure_without(bench: Bench) -> Row:
-    """The cached step with everything, and without one thing after the other; bf16 and fp8 weights."""
+@row("kernels")
+def measure_kernels(bench: Bench) -> Row:
+    """The cached step by whose kernels serve it, and with decisions compiled too; bf16 and fp8 weights."""
     found: Row = {"ms_by_way": {}}
     small = bench.quantized_lm()[0]
     ways = (
         ("bf16", bench.lm, ()),
-        ("bf16, decisions not compiled", bench.lm, ("unfused",)),
         ("bf16, the library's attention", bench.lm, ("library-attention",)),
-        ("bf16, neither", bench.lm, ("unfused", "library-attention")),
+        ("bf16, decisions compiled", bench.lm, ("fused",)),
         ("fp8", small, ()),
-        ("fp8, decisions not compiled", small, ("unfused",)),
-        ("fp8, the library's attention", small, ("library-attention",)),
-        ("fp8, the library's products", small, ("library-products",)),
+        ("fp8, own products", small, ("own-products",)),
+        ("fp8, own products, the library's attention", small, ("own-products", "library-attention")),
+        ("fp8, own products, decisions compiled", small, ("own-products", "fused")),
     )
     for label, lm, flags in ways:
         began = time.perf_counter()

@@ -241,10 +241,10 @@ def test_bf16_gives_nearly_the_tokens_of_the_loop(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual", "d2f"])
-def test_decisions_are_compiled_for_single_rows(name: str) -> None:
+def test_decisions_can_be_compiled_too(name: str) -> None:
     lm, prompts = on_gpu("llada"), tiny_prompts("llada")[2:7]
     plain = decode(lm, prompts, name, 64, engine="plain")
-    engine = Engine(lm.model)
+    engine = Engine(lm.model, fused=True)
     for slots in (1, 3):
         found = decode(lm, prompts, name, 64, batch_size=slots, engine=engine)
         assert first_difference(found, plain) is None
@@ -375,7 +375,7 @@ def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(
     lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, refresh=16, engine="plain")
     quantize_fp8(lm.model)
-    engine = Engine(lm.model)
+    engine = Engine(lm.model, products="triton")
     assert engine.network.few_rows is not None
     counted = count_calls(monkeypatch, products, "product_parts")
     for slots in (1, 3):

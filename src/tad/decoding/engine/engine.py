@@ -71,23 +71,23 @@ class Tenant:
 
 class Engine:
     """See the module. `compiled` and `capture` default to what pays: both on CUDA, neither elsewhere. `fused` compiles
-    the decisions too, for each decoder anew; by default that is done where everything is compiled and rows come one at a
-    time, so that steps are short. `bucketed` rounds sizes up to a few, by default where steps are recorded. `packed` is
+    the decisions too, for each decoder anew: for short steps and long runs. `bucketed` rounds sizes up to a few, by default where steps are recorded. `packed` is
     attention over rows as they are packed, for half precision on CUDA: no padding, and no mask where prompts differ in
     length. `mode` is `torch.compile`'s for the layers. `products` and `attention` say whose kernels serve few rows
-    (`tad.decoding.engine.network`): those for fp8 weights, which are tuned when the engine is made, leave activations
-    unrounded; that for attention serves one row whose prompt fills its columns."""
+    (`tad.decoding.engine.network`): our own for fp8 weights, which are tuned when the engine is made, leave activations
+    unrounded; that for attention serves one row whose prompt fills its columns. Compiled decisions and own products have
+    not been seen to give the loop's tokens on a GPU in their present form, and are off by default."""
 
     def __init__(
         self,
         model: MaskedDiffusionModel,
         compiled: bool | None = None,
         capture: bool | None = None,
-        fused: bool | None = None,
+        fused: bool = False,
         bucketed: bool | None = None,
         packed: bool = False,
         mode: str | None = None,
-        products: str = "auto",
+        products: str = "torch",
         attention: str = "auto",
     ) -> None:
         cuda = model.device.type == "cuda"
@@ -134,52 +134,39 @@ class Engine:
         if not prompts:
             return []
         with self._there():
-            return self._decode(prompts, decoder, length, tokens, shift, seeds, slots, on_step)
-
-    def _decode(
-        self,
-        prompts: Sequence[Sequence[int]],
-        decoder: Decoder,
-        length: int,
-        tokens: SpecialTokens,
-        shift: int,
-        seeds: Sequence[int],
-        slots: int | None,
-        on_step: StepCallback | None,
-    ) -> list[Decoded]:
-        wide, count = max(len(prompt) for prompt in prompts), min(slots or len(prompts), len(prompts))
-        if self.bucketed:
-            wide, count = prompt_bucket(wide), slot_bucket(count)
-        method = Method(decoder.prepared(length, shift), tokens, shift, wide, length)
-        masked = any(len(prompt) != wide for prompt in prompts)
-        stepper = self._stepper(method, count)
-        stepper.slots.clear()
-        waiting, tenants = deque(range(len(prompts))), dict[int, Tenant]()
-        results: dict[int, Decoded] = {}
-        while waiting or tenants:
-            free = [slot for slot in range(count) if slot not in tenants][: len(waiting)]
-            if free:
-                rows = [waiting.popleft() for _ in free]
-                self._admit(stepper, free, rows, prompts, seeds, tenants)
-            shape = StepShape.exact(
-                [tenant.fed for tenant in tenants.values()],
-                [tenant.candidates for tenant in tenants.values()],
-                alone=count == 1,
-            )
+            wide, count = max(len(prompt) for prompt in prompts), min(slots or len(prompts), len(prompts))
             if self.bucketed:
-                shape = shape.rounded(count, method.columns, length)
-            elif self.compiled:
-                shape = shape.plural(length)
-            self.recorder.run((method, count, masked, shape), partial(stepper.step, shape, masked))
-            facts = stepper.slots.facts.tolist()  # the one read of this step
-            if on_step is not None:
-                _report(stepper.slots, facts, tenants, on_step)
-            ended = [slot for slot in tenants if not facts[slot][_ALIVE]]
-            if ended:
-                results |= _collect(stepper.slots, ended, tenants, tokens)
-            for slot, tenant in tenants.items():
-                _update(tenant, facts[slot])
-        return [results[row] for row in range(len(prompts))]
+                wide, count = prompt_bucket(wide), slot_bucket(count)
+            method = Method(decoder.prepared(length, shift), tokens, shift, wide, length)
+            masked = any(len(prompt) != wide for prompt in prompts)
+            stepper = self._stepper(method, count)
+            stepper.slots.clear()
+            waiting, tenants = deque(range(len(prompts))), dict[int, Tenant]()
+            results: dict[int, Decoded] = {}
+            while waiting or tenants:
+                free = [slot for slot in range(count) if slot not in tenants][: len(waiting)]
+                if free:
+                    rows = [waiting.popleft() for _ in free]
+                    self._admit(stepper, free, rows, prompts, seeds, tenants)
+                shape = StepShape.exact(
+                    [tenant.fed for tenant in tenants.values()],
+                    [tenant.candidates for tenant in tenants.values()],
+                    alone=count == 1,
+                )
+                if self.bucketed:
+                    shape = shape.rounded(count, method.columns, length)
+                elif self.compiled:
+                    shape = shape.plural(length)
+                self.recorder.run((method, count, masked, shape), partial(stepper.step, shape, masked))
+                facts = stepper.slots.facts.tolist()  # the one read of this step
+                if on_step is not None:
+                    _report(stepper.slots, facts, tenants, on_step)
+                ended = [slot for slot in tenants if not facts[slot][_ALIVE]]
+                if ended:
+                    results |= _collect(stepper.slots, ended, tenants, tokens)
+                for slot, tenant in tenants.items():
+                    _update(tenant, facts[slot])
+            return [results[row] for row in range(len(prompts))]
 
     def _admit(
         self,
@@ -211,10 +198,9 @@ class Engine:
         if key not in self.sets:
             lent = arena.lend(positions, method.keeps_outputs)
             slots = Slots.empty(method, count, self.device)
-            fused = (
-                self.recorder.capture and self.compiled and count == 1 if self.fused is None else self.fused
+            self.sets[key] = Stepper(
+                self.network, method, slots, lent, self.compiled, self.fused, self.packed
             )
-            self.sets[key] = Stepper(self.network, method, slots, lent, self.compiled, fused, self.packed)
         self.sets.move_to_end(key)
         while len(self.sets) > MAX_SETS:
             oldest, _ = self.sets.popitem(last=False)

@@ -38,7 +38,7 @@ class Network:
         model: MaskedDiffusionModel,
         compiled: bool,
         mode: str | None = None,
-        products: str = "auto",
+        products: str = "torch",
         attention: str = "auto",
     ) -> None:
         self.model, self.shape = model, model.shape
