@@ -50,7 +50,6 @@ ORDER = (
     "products",
     "libraries",
     "attention",
-    "scores",
     "uncompiled",
     "tokens-trained",
     "autotune",

@@ -27,7 +27,7 @@ from tad.decoding.engine.step import Stepper, plan
 from tad.decoding.engine.weights import LayerWeights, read_weights
 from tad.decoding.proposal import Proposal, propose
 from tad.models import LM, SpecialTokens
-from tad.models.quantize import Fp8Linear, quantize_fp8
+from tad.models.quantize import quantize_fp8
 from tad.models.shapes import build, family_of_config, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
@@ -80,12 +80,12 @@ PACE = Pace()
 
 # Of an engine.
 FLAGS = (
-    "fused",
+    "unfused",
     "packed",
     "autotune",
     "compiled",
     "uncompiled",
-    "own-products",
+    "library-products",
     "library-attention",
 )
 Row = dict[str, Any]
@@ -132,15 +132,14 @@ class Bench:
         unknown = set(flags) - set(FLAGS)
         if unknown:
             raise SystemExit(f"no engine option {', '.join(unknown)}; there are {', '.join(FLAGS)}")
-        quantized = any(isinstance(module, Fp8Linear) for module in lm.model.modules())
         return Engine(
             lm.model,
             compiled="compiled" in flags or (self.cuda and "uncompiled" not in flags),
             bucketed=True,
-            fused="fused" in flags and ("compiled" in flags or self.cuda),
+            fused=False if "unfused" in flags else None,
             packed="packed" in flags and self.cuda,
             mode="max-autotune-no-cudagraphs" if "autotune" in flags else None,
-            products="triton" if "own-products" in flags and quantized else "torch",
+            products="torch" if "library-products" in flags else "auto",
             attention="torch" if "library-attention" in flags else "auto",
         )
 

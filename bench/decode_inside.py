@@ -21,14 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import tad.decoding.proposal as proposal_module
 from decode_bench import PACE, TPF, Bench, Row, row
 from decode_tokens import predict
 from machine import free_memory, synchronise
 from tad.decoding import decode
 from tad.decoding.engine import why_not
-from tad.decoding.engine.network import _attend, _attend_few, attend_packed, sized
-from tad.decoding.proposal import Proposal, Sampling
+from tad.decoding.engine.network import _attend, _attend_few, attend_packed
 
 
 @row("parts")
@@ -58,7 +56,7 @@ def measure_parts(bench: Bench) -> Row:
     def attend() -> None:
         for number in range(shapes.layers):
             if network.attends_few:
-                _attend_few(query, *lent.layer(number), columns, bench.dtype)
+                _attend_few(query, *lent.layer(number), columns, bench.dtype, network.counts)
             else:
                 _attend(query, *lent.layer(number), at.every, shape.window, 1, columns, shapes)
 
@@ -277,79 +275,45 @@ def measure_attention(bench: Bench) -> Row:
 
     if bench.cuda:
         found["packed, part of the keys"] = bench.replayed(packed)
-        found |= measure_own_attention(bench, query, pairs, columns)
+        found |= measure_own_attention(bench, pairs, columns)
     return {"ms_by_way": found}
 
 
-def measure_own_attention(bench: Bench, query: Tensor, pairs: list[list[Tensor]], columns: int) -> Row:
-    """Our kernel, cut in several ways, and its distance from the library's result."""
-    from tad.decoding.engine.attention_kernel import CUTS, attend_few
+def measure_own_attention(bench: Bench, pairs: list[list[Tensor]], columns: int) -> Row:
+    """Our kernel, cut in several ways, and the library's, for some numbers of queries."""
+    from tad.decoding.engine.attention_kernel import FEW, MANY, MORE, OTHERS, attend_few, new_counts
 
     found: Row = {}
-    key, value = (part[None].transpose(1, 2) for part in pairs[0])
-    wanted = F.scaled_dot_product_attention(query[None].transpose(1, 2), key, value, enable_gqa=True)
-    wanted = wanted[0].transpose(0, 1).flatten(1).float()
+    shape, counts = bench.lm.model.shape, new_counts(bench.device)
 
-    def own(cut: Any) -> None:
+    def library(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        asked, key, value = (part[None].transpose(1, 2) for part in (query, keys, values))
+        out = F.scaled_dot_product_attention(asked, key, value, enable_gqa=shape.heads > shape.kv_heads)
+        return out[0].transpose(0, 1).flatten(1)
+
+    def theirs(query: Tensor) -> None:
         for keys, values in pairs:
-            attend_few(query, keys, values, columns, bench.dtype, cut)
+            library(query, keys, values)
 
-    for cut in CUTS:
-        name = f"own {' '.join(map(str, cut))}"
-        try:
-            out = attend_few(query, *pairs[0], columns, bench.dtype, cut).float()
-            found[name] = bench.replayed(partial(own, cut))
-            found[f"{name}, relative difference"] = ((out - wanted).norm() / wanted.norm()).item()
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"[:120]
+    for new in (*bench.new_positions(), 2 * bench.new_positions()[-1], 4 * bench.new_positions()[-1]):
+        query = bench.noise(new, shape.heads, shape.head_dim)
+        wanted = library(query, *pairs[0]).float()
+        found[f"library x{new}"] = bench.replayed(partial(theirs, query))
+
+        def own(query: Tensor, cut: Any) -> None:
+            for keys, values in pairs:
+                attend_few(query, keys, values, columns, bench.dtype, counts, cut)
+
+        for cut in dict.fromkeys((FEW, MORE, MANY, *OTHERS)):
+            name = f"own {' '.join(map(str, cut))} x{new}"
+            try:
+                out = attend_few(query, *pairs[0], columns, bench.dtype, counts, cut).float()
+                apart = ((out - wanted).norm() / wanted.norm()).item()
+                ms = bench.replayed(partial(own, query, cut))
+                found[name] = ms if apart < 0.02 else f"wrong by {apart:.2g}"
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"[:120]
     return found
-
-
-@row("scores")
-@torch.inference_mode()
-def measure_scores(bench: Bench) -> Row:
-    """Token, confidence, entropy and margin of every candidate: as they are, and with comparisons instead of scatters."""
-    new, found = bench.new_positions()[-1], {}
-    logits = 3 * bench.noise(new, bench.lm.model.shape.vocab)
-    zeros = torch.zeros(new, dtype=torch.int64, device=bench.device)
-    original, results = proposal_module._measure, []
-    for label, measure in (("as they are", original), ("by comparison", measure_by_comparison)):
-        proposal_module._measure = measure
-        try:
-
-            def score(logits: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
-                made = proposal_module.propose(
-                    logits, Sampling(), bench.lm.tokens.mask, bench.lm.tokens.ends, seed, seed, seed
-                )
-                return made.token, made.confidence, made.odds, made.entropy, made.margin
-
-            fast = sized(score) if bench.cuda else score
-            results.append(fast(logits, zeros))
-            found[label] = bench.replayed(partial(fast, logits, zeros))
-        finally:
-            proposal_module._measure = original
-    same = [torch.allclose(a.float(), b.float(), rtol=1e-4) for a, b in zip(*results, strict=True)]
-    return {"ms_by_way": found, "same": all(same)}
-
-
-def measure_by_comparison(logits: Tensor, token: Tensor) -> Proposal:
-    """`tad.decoding.proposal._measure` with nothing written out between."""
-    largest, peak = logits.max(-1, keepdim=True)
-    column = torch.arange(logits.shape[-1], device=logits.device)
-    weight = (logits - largest).exp()
-    others_weight = torch.where(column == peak, 0.0, weight)
-    distance = (largest - logits).clamp(max=1e4)
-    rest = others_weight.sum(-1)
-    own = torch.where(column == token[:, None], weight, 0.0).sum(-1)
-    total = 1 + rest
-    others = torch.where(token == peak[:, 0], rest, total - own)
-    return Proposal(
-        token=token,
-        confidence=own / total,
-        odds=own / others,
-        entropy=rest.log1p() + (weight * distance).sum(-1) / total,
-        margin=(1 - others_weight.amax(-1)) / total,
-    )
 
 
 @row("first-call")

@@ -15,10 +15,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import decode as bench_decode
 import decode_bench
-import decode_inside
 import decode_tokens
 from tad.decoding import decode
-from tad.decoding import proposal as proposal_module
 
 CPU = torch.device("cpu")
 
@@ -79,15 +77,6 @@ def test_a_staged_step_feeds_what_it_says_and_can_be_repeated(bench: decode_benc
         for _ in range(12):  # more than are timed without starting anew
             assert stepper.slots.facts[:, :2].tolist() == [[1, 16]] * count
             stepper.step(shape, False)
-
-
-def test_scores_by_comparison_are_the_scores() -> None:
-    logits = 4 * torch.randn(50, 300, generator=torch.Generator().manual_seed(0))
-    token = logits.argmax(-1)
-    token[::3] = 7
-    for name in ("confidence", "odds", "entropy", "margin"):
-        found = getattr(decode_inside.measure_by_comparison(logits, token), name)
-        torch.testing.assert_close(found, getattr(proposal_module._measure(logits, token), name))
 
 
 def test_the_engine_and_the_model_predict_the_same_on_a_canvas(bench: decode_bench.Bench) -> None:

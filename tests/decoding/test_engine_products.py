@@ -4,15 +4,17 @@ is tested on a GPU."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parity_models import tiny
+from parity_models import tiny, tiny_prompts
 
 from tad.decoding import decode
-from tad.decoding.engine import Engine, products, tuning, weights
+from tad.decoding.engine import Engine, network, products, tuning, weights
+from tad.decoding.engine.network import Parts
 from tad.decoding.engine.products import (
     SPLITS,
     TILINGS,
@@ -25,6 +27,7 @@ from tad.decoding.engine.products import (
 )
 from tad.decoding.engine.residual import join_by_library, join_in_parts, sum_and_norm
 from tad.decoding.engine.tuning import Trial, keep_best
+from tad.decoding.engine.turning import turn_and_write
 from tad.decoding.engine.weights import Projection, read_weights
 from tad.errors import TadError
 from tad.models import LM
@@ -152,6 +155,28 @@ def test_few_rows_in_parts_give_the_tokens_of_exact_products(
     assert [(row.tokens, row.steps) for row in found] == [(row.tokens, row.steps) for row in plain]
     assert all(few == (tokens <= products.MOST_ROWS) for tokens, few in sizes)
     assert any(few for _, few in sizes)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("name", ["tad", "tad-cached", "one-by-one"])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_queries_turned_and_keys_written_apart_give_the_tokens_of_the_loop(
+    family: str, name: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where our kernel does it; here the same in torch."""
+    lm, some, calls = tiny(family), tiny_prompts(family)[2:6], []
+
+    def turn(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments[0].shape[0])
+        return turn_and_write(*arguments)
+
+    engine = Engine(lm.model)
+    engine.network.parts = Parts(lm.model, compiled=False, turns=True)
+    monkeypatch.setattr(network, "turn_and_write", turn)
+    plain = decode(lm, some, name, 32, engine="plain")
+    found = decode(lm, some, name, 32, batch_size=slots, engine=engine)
+    assert [(row.tokens, row.steps) for row in found] == [(row.tokens, row.steps) for row in plain]
+    assert set(calls) == {1}
 
 
 @pytest.mark.slow

@@ -51,8 +51,9 @@ def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> LM:
 
 @cache
 def kept_engine(family: str) -> Engine:
-    """One for all tests: what earlier ones recorded and left in the buffers must not matter."""
-    return Engine(on_gpu(family).model)
+    """One for all tests: what earlier ones recorded and left in the buffers must not matter. Decisions are compiled in
+    tests of their own, since that takes seconds for each decoder."""
+    return Engine(on_gpu(family).model, fused=False)
 
 
 def first_difference(found: list[Decoded], wanted: list[Decoded]) -> str | None:
@@ -387,15 +388,19 @@ def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(
 @pytest.mark.parametrize("heads", [(32, 32), (28, 4)])
 @torch.inference_mode()
 def test_our_attention_of_few_queries_is_attention(heads: tuple[int, int]) -> None:
-    from tad.decoding.engine.attention_kernel import CUTS, attend_few
+    from tad.decoding.engine.attention_kernel import FEW, MANY, MORE, OTHERS, attend_few, new_counts
 
-    for count, columns in ((64, 384), (33, 100), (1, 17)):
+    counts = new_counts(torch.device("cuda"))
+    for count, columns in ((200, 384), (64, 384), (33, 100), (1, 17)):
         sizes = ((count, heads[0]), (columns + 1, heads[1]), (columns + 1, heads[1]))
         draw = [torch.randn(*size, 128, device="cuda").bfloat16() for size in sizes]
         wanted = by_definition(*draw, [(0, count, 0, columns)])
-        for cut in CUTS:
+        for cut in (FEW, MORE, MANY, *OTHERS):
             for dtype in (torch.bfloat16, torch.float16):
-                assert relative_error(attend_few(*draw, columns, dtype, cut), wanted) < 1e-2
+                found = attend_few(*draw, columns, dtype, counts, cut)
+                assert relative_error(found, wanted) < 1e-2
+                assert torch.equal(attend_few(*draw, columns, dtype, counts, cut), found)
+    assert not counts.any()
 
 
 def test_our_attention_gives_nearly_the_tokens_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

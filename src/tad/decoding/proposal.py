@@ -93,11 +93,14 @@ def _measure(logits: Tensor, token: Tensor) -> Proposal:
     largest, peak = logits.max(-1, keepdim=True)
     weight = (logits - largest).exp()
     distance = (largest - logits).clamp(max=1e4)  # finite where a filter put -inf, whose weight is 0
-    rest = weight.scatter(-1, peak, 0.0).sum(-1)
+    # By comparison: a scatter would be written out, vocabulary-wide, where all this is compiled.
+    column = torch.arange(logits.shape[-1], device=logits.device)
+    smaller = torch.where(column == peak, 0.0, weight)
+    rest = smaller.sum(-1)
     own = weight.gather(-1, token[:, None])[:, 0]
     total = 1 + rest
     others = torch.where(token == peak[:, 0], rest, total - own)
-    second = weight.scatter(-1, peak, 0.0).amax(-1)
+    second = smaller.amax(-1)
     return Proposal(
         token=token,
         confidence=own / total,

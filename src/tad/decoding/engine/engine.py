@@ -70,29 +70,29 @@ class Tenant:
 
 
 class Engine:
-    """See the module. `compiled` and `capture` default to what pays: both on CUDA, neither elsewhere. `fused` compiles
-    the decisions too, for each decoder anew: for short steps and long runs. `bucketed` rounds sizes up to a few, by default where steps are recorded. `packed` is
-    attention over rows as they are packed, for half precision on CUDA: no padding, and no mask where prompts differ in
-    length. `mode` is `torch.compile`'s for the layers. `products` and `attention` say whose kernels serve few rows
-    (`tad.decoding.engine.network`): our own for fp8 weights, which are tuned when the engine is made, leave activations
-    unrounded; that for attention serves one row whose prompt fills its columns. Compiled decisions and own products have
-    not been seen to give the loop's tokens on a GPU in their present form, and are off by default."""
+    """See the module. `compiled`, `capture` and `fused` default to what pays: all on CUDA, none elsewhere. `fused` compiles
+    the decisions too, for each decoder anew, which takes some seconds at its first use. `bucketed` rounds sizes up to a few,
+    by default where steps are recorded. `packed` is attention over rows as they are packed, for half precision on CUDA: no
+    padding, and no mask where prompts differ in length. `mode` is `torch.compile`'s for the layers. `products` and
+    `attention` say whose kernels serve few rows (`tad.decoding.engine.network`): our own for fp8 weights, which are tuned
+    when the engine is made, leave activations unrounded; that for attention serves one row whose prompt fills its columns."""
 
     def __init__(
         self,
         model: MaskedDiffusionModel,
         compiled: bool | None = None,
         capture: bool | None = None,
-        fused: bool = False,
+        fused: bool | None = None,
         bucketed: bool | None = None,
         packed: bool = False,
         mode: str | None = None,
-        products: str = "torch",
+        products: str = "auto",
         attention: str = "auto",
     ) -> None:
         cuda = model.device.type == "cuda"
         self.device = model.device
-        self.compiled, self.fused = cuda if compiled is None else compiled, fused
+        self.compiled = cuda if compiled is None else compiled
+        self.fused = self.compiled and cuda if fused is None else fused
         self.packed = packed
         with self._there():
             self.network = Network(model, self.compiled, mode, products, attention)

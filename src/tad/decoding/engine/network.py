@@ -26,12 +26,14 @@ from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
 from tad.models.transformer import Shape, rotary_table, rotate
 
+MOST_QUERIES = 64  # that our own attention serves
+
 
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
     fused kernels, one compilation for all layers and all sizes; `mode` is `torch.compile`'s. `products` and `attention`
-    say who multiplies a few rows with fp8 weights, and who attends for them: the library (`torch`), our own kernels
-    (`triton`), or those where they run (`auto`)."""
+    say who multiplies a few rows with fp8 weights, and who turns queries and keys, writes keys and values, and attends
+    for a few rows: the library (`torch`), our own kernels (`triton`), or those where they run (`auto`)."""
 
     def __init__(
         self,
@@ -43,9 +45,6 @@ class Network:
     ) -> None:
         self.model, self.shape = model, model.shape
         self.layers = read_weights(model)
-        self.parts = Parts(model, compiled, mode)
-        maps = few_row_maps(self.layers, model.shape, model.dtype, products)
-        self.few_rows = None if maps is None else Parts(model, compiled, mode, maps)
         if attention not in WAYS:
             raise TadError(f"attention is one of {', '.join(WAYS)}, not {attention!r}")
         fits = has_kernels(model.device) and model.dtype in (torch.bfloat16, torch.float16)
@@ -55,6 +54,10 @@ class Network:
                 "attention 'triton' needs half precision on a GPU of Hopper's generation or later, and heads of 16, 32, 64, ..."
             )
         self.attends_few = fits and attention != "torch"
+        self.counts = _new_counts(model.device) if self.attends_few else None
+        self.parts = Parts(model, compiled, mode, turns=self.attends_few)
+        maps = few_row_maps(self.layers, model.shape, model.dtype, products)
+        self.few_rows = None if maps is None else Parts(model, compiled, mode, maps)
 
     def parts_for(self, tokens: int) -> Parts:
         """What computes a forward of so many tokens."""
@@ -94,12 +97,13 @@ class Network:
                 x, query = parts.enter(x, layer, *written)
             else:
                 x, query = parts.cross(x, attended, self.layers[number - 1], layer, *written)
-            if parts.in_parts and not trims:
-                query = turn_and_write(query, layer.qkv.bias, cos, sin, at.place, keys, values, self.shape)
+            if parts.turns and not trims:
+                bias = layer.qkv.bias if parts.in_parts else None
+                query = turn_and_write(query, bias, cos, sin, at.place, keys, values, self.shape)
             asking, width = (some, widest) if trims else (every, window)
             alone = slots == 1 and asking.bias is None and at.key_start is None
-            if self.attends_few and alone and len(query) <= MOST_ROWS:
-                attended = _attend_few(query, keys, values, columns, parts.fed_dtype)
+            if self.attends_few and alone and len(query) <= MOST_QUERIES:
+                attended = _attend_few(query, keys, values, columns, parts.fed_dtype, self.counts)
             elif at.key_start is None:
                 attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
             else:
@@ -140,10 +144,16 @@ def attend_packed(
     return cast(Tensor, out).reshape(len(query), -1)
 
 
-def _attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+def _attend_few(*arguments: Any) -> Tensor:
     from tad.decoding.engine.attention_kernel import attend_few
 
-    return attend_few(query, keys, values, columns, dtype)
+    return attend_few(*arguments)
+
+
+def _new_counts(device: torch.device) -> Tensor:
+    from tad.decoding.engine.attention_kernel import new_counts
+
+    return new_counts(device)
 
 
 def _for_heads(asking: Asking, shape: Shape, dtype: torch.dtype) -> Asking:
@@ -197,7 +207,9 @@ class Parts:
         compiled: bool,
         mode: str | None = None,
         maps: Maps = LIBRARY,
+        turns: bool = False,
     ) -> None:
+        turns = turns or maps.in_parts
         shape = model.shape
         heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
         own, theirs = heads * dim, kv_heads * dim
@@ -213,12 +225,12 @@ class Parts:
             values: Tensor,
             wants: Tensor | None,
         ) -> tuple[Tensor, Tensor]:
-            """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones. Where the
-            projection comes in parts, give those of all tokens instead, and leave the rest to `turn_and_write`."""
-            if wants is None and maps.in_parts:
-                return x, maps.qkv(normed, layer.qkv)
+            """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones. With `turns`
+            give the parts of the projection of all tokens instead, and leave the rest to `turn_and_write`."""
             if wants is None:
                 joint = maps.qkv(normed, layer.qkv)
+                if turns:
+                    return x, joint if maps.in_parts else joint[None]
                 query, key, value = joint.split((own, theirs, theirs), dim=-1)
                 turned = rotate(query.view(-1, heads, dim), cos, sin)
             else:
@@ -251,7 +263,7 @@ class Parts:
         def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
             return leave(x, attended, layer, weight, True)[1]
 
-        self.in_parts = maps.in_parts
+        self.in_parts, self.turns = maps.in_parts, turns
         self.fed_dtype = fed_dtype(model.dtype) if maps.in_parts else model.dtype  # of what attention gives
         self.enter = sized(enter, mode) if compiled else enter
         self.cross = sized(cross, mode) if compiled else cross

@@ -41,7 +41,7 @@ def _turn(
     biased: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * block + tl.arange(0, block))[:, None]
     column = tl.arange(0, dim)[None, :]
     other = (column + dim // 2) % dim  # the halves change places
