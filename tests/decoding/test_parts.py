@@ -46,6 +46,24 @@ def chosen(reveal: torch.Tensor) -> list[int]:
     return reveal[0].nonzero()[:, 0].tolist()
 
 
+@pytest.mark.parametrize("vocab", [48, 50, 16])
+def test_the_token_is_the_first_of_the_largest_that_is_no_mask(vocab: int) -> None:
+    logits = torch.randint(
+        0, 5, (200, vocab), generator=torch.Generator().manual_seed(0)
+    ).float()  # many ties
+    mask, place = 3, torch.arange(200)
+    found = propose(logits, Sampling(), mask, (1,), *3 * [torch.zeros_like(place)])
+    allowed = logits.clone()
+    allowed[:, mask] = -torch.inf
+    first = [row.tolist().index(row.max()) for row in allowed]
+    assert found.token.tolist() == first
+    p = logits.softmax(-1)
+    torch.testing.assert_close(found.confidence, p[place, found.token])
+    torch.testing.assert_close(found.entropy, -(p * p.log()).sum(-1))
+    best, second = p.topk(2, dim=-1).values.T
+    torch.testing.assert_close(found.margin, best - second)
+
+
 def test_best_takes_the_surest_and_the_lowest_position_of_a_tie() -> None:
     assert chosen(Best().reveal(sure(0.5, 0.9, 0.9), at(3, 4, 5))) == [1]
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from tad.decoding.noise import gumbel
 
+_PIECES = 16  # of a vocabulary
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -77,7 +79,7 @@ def propose(
     scored = drawn if sampling.filtered_scores else logits
     if sampling.temperature > 0:
         drawn = drawn + gumbel(seed, step, position, logits.shape[-1])
-    token = _without(drawn, (mask_token,)).argmax(-1)
+    token = _largest(_without(drawn, (mask_token,)))[1][:, 0]
     if sampling.suppress_ends == "confidence":
         # An end token keeps its place in the proposal and loses its confidence, so it is revealed last.
         scored = _without(scored, end_tokens)
@@ -90,7 +92,7 @@ def _measure(logits: Tensor, token: Tensor) -> Proposal:
     With weights e = exp(logit - largest) and `rest` their sum without the largest, nothing is subtracted from one:
     a probability of 1 - 1e-9 and one of 1 - 2e-9 still differ in `odds`, and an entropy of 1e-8 is not rounding.
     """
-    largest, peak = logits.max(-1, keepdim=True)
+    largest, peak = _largest(logits)
     weight = (logits - largest).exp()
     distance = (largest - logits).clamp(max=1e4)  # finite where a filter put -inf, whose weight is 0
     # By comparison: a scatter would be written out, vocabulary-wide, where all this is compiled.
@@ -108,6 +110,16 @@ def _measure(logits: Tensor, token: Tensor) -> Proposal:
         entropy=rest.log1p() + (weight * distance).sum(-1) / total,
         margin=(1 - second) / total,
     )
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entry of each row and where it is first, [n, 1] both. By pieces, so that a device which gives each of them
+    to a processor is busy with few rows, too."""
+    rows, vocab = logits.shape
+    pieces = _PIECES if vocab % _PIECES == 0 else 1
+    value, place = logits.reshape(rows, pieces, -1).max(-1)
+    largest, piece = value.max(-1, keepdim=True)
+    return largest, place.gather(-1, piece) + piece * (vocab // pieces)
 
 
 def _without(logits: Tensor, tokens: tuple[int, ...]) -> Tensor:

@@ -28,8 +28,8 @@ class Cut(NamedTuple):
 
 
 # For up to 32 queries, up to 64, and more; the others are for a bench to compare.
-FEW = Cut(32, 64, 8, 3)
-MORE = Cut(32, 64, 8, 3)
+FEW = Cut(16, 64, 4, 3)
+MORE = Cut(16, 64, 4, 3)
 MANY = Cut(64, 64, 4, 3)
 OTHERS = (
     Cut(16, 64, 4, 3),

@@ -26,7 +26,7 @@ from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
 from tad.models.transformer import Shape, rotary_table, rotate
 
-MOST_QUERIES = 64  # that our own attention serves
+MOST_QUERIES = 256  # that our own attention serves
 
 
 class Network:
