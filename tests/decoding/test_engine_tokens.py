@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -311,6 +312,59 @@ def test_compiled_steps_give_the_tokens_of_the_loop_and_compile_once_for_all_siz
     # One slot and several differ where decisions are compiled; nothing else does.
     assert made[2] == made[1]
     assert made[1] - made[0] <= (2 if fused else 0)
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is compiled is traced and guarded as ever, but no code is made: that takes most of the time."""
+    compiling = torch.compile
+
+    def trace(function: Any, fullgraph: bool, dynamic: bool | None, mode: str | None) -> Any:
+        return compiling(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", trace)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+RULES: list[tuple[int, str, list[dict[str, Any]]]] = [
+    (1, "tad-cached", [{"threshold": value} for value in (0.5, 0.1, 0.2, 1.0)]),
+    (3, "tad-cached", [{"threshold": value} for value in (0.5, 0.1, 0.2)]),
+    (1, "fast-dllm", [{"threshold": value} for value in (0.9, 0.8, 0.5)]),
+    (1, "fast-dllm", [{"rule": "factor", "factor": value} for value in (1.0, 0.7, 2.0)]),
+    (1, "fast-dllm", [{"rule": "hierarchy", "threshold": value, "low": value / 2} for value in (0.9, 0.6)]),
+]
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize(
+    ("slots", "name", "settings"),
+    RULES,
+    ids=["entropy", "entropy, three rows", "confidence", "factor", "hierarchy"],
+)
+def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
+    slots: int, name: str, settings: list[dict[str, Any]]
+) -> None:
+    from torch._dynamo.utils import counters
+
+    lm, text = tiny("llada"), tiny_prompts("llada")[0]
+    engine = Engine(lm.model, compiled=True, fused=True, bucketed=True)
+    made = set()
+    for one in settings:
+        for length in (9, 70, 130):  # columns for 64, 96 and 192
+            some = [(text * length)[row : row + length] for row in range(slots)]
+            plain = decode(lm, some, name, 32, block=16, engine="plain", **one)
+            assert_same(decode(lm, some, name, 32, block=16, engine=engine, **one), plain)
+            made.add(counters["stats"]["unique_graphs"])
+    assert len(made) == 1, f"compiled anew: {sorted(made)} graphs"
+
+
+@pytest.mark.parametrize("vocab", [48, 50])
+def test_no_positions_have_no_proposals(vocab: int) -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    found = propose(torch.zeros(0, vocab), Sampling(), 3, (1,), none, none, none)
+    assert [getattr(found, name).shape for name in _SCORES] == [(0,)] * len(_SCORES)
 
 
 def test_sampled_scores_are_those_of_the_loop_where_scores_are_compiled(lm: LM) -> None:

@@ -251,6 +251,24 @@ def test_decisions_can_be_compiled_too(name: str) -> None:
         assert first_difference(found, plain) is None
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_other_thresholds_and_prompts_compile_and_bring_nothing_new(slots: int) -> None:
+    """A threshold that the host handed in at each step would be asked for while a step is recorded."""
+    from torch._dynamo.utils import counters
+
+    lm, text = on_gpu("llada"), tiny_prompts("llada")[0]
+    engine, made = Engine(lm.model), set()
+    assert engine.fused
+    for threshold in (0.5, 0.1, 0.9):
+        for length in (9, 70, 130):
+            some = [(text * length)[row : row + length] for row in range(slots)]
+            plain = decode(lm, some, "tad-cached", 64, threshold=threshold, engine="plain")
+            found = decode(lm, some, "tad-cached", 64, threshold=threshold, engine=engine)
+            assert first_difference(found, plain) is None
+            made.add(counters["stats"]["unique_graphs"])
+    assert max(made) - min(made) <= 1  # a size that is the whole length may be a case of its own
+
+
 # Outputs and inputs of the projections of LLaDA-8B and Dream-7B, and an odd number of outputs.
 PRODUCTS = [(12288, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (4608, 3584), (512, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (1000, 4096)]  # fmt: skip
 

@@ -117,7 +117,7 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     to a processor is busy with few rows, too."""
     rows, vocab = logits.shape
     pieces = _PIECES if vocab % _PIECES == 0 else 1
-    value, place = logits.reshape(rows, pieces, -1).max(-1)
+    value, place = logits.reshape(rows, pieces, vocab // pieces).max(-1)
     largest, piece = value.max(-1, keepdim=True)
     return largest, place.gather(-1, piece) + piece * (vocab // pieces)
 

@@ -96,6 +96,11 @@ class Slots:
         made.alive.zero_()
         return made
 
+    @property
+    def prompt(self) -> int:
+        """Columns for prompts, by the tensors' sizes: compiled code serves every size, and every number as its own case."""
+        return self.canvas.shape[1] - self.steps.shape[1]
+
     def tensors(self) -> list[Tensor]:
         records: tuple[object, ...] = (self, self.table)
         values = (getattr(record, field.name) for record in records for field in fields(record))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ here is what the loop does with the host's knowledge of the rows, and `Quota`, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from functools import reduce
 from typing import Any
 
@@ -18,7 +19,7 @@ from tad.decoding.engine.network import Network, compile_whole, sized, spread
 from tad.decoding.engine.prepare import Prepared, prepare
 from tad.decoding.engine.slots import Lent, Method, Slots
 from tad.decoding.proposal import Proposal, propose
-from tad.decoding.rule import Candidates, Quota, force_progress
+from tad.decoding.rule import Candidates, Quota, Rule, force_progress
 
 # Logits of this many positions are held at once.
 _LOGIT_BYTES = 256 * 2**20
@@ -43,13 +44,16 @@ class Stepper:
         rule = method.decoder.rule
         # Made here: a step itself must not bring anything from the host.
         self.rotary = network.rotary(method.columns)
-        counts = torch.tensor(rule.counts, device=slots.canvas.device) if isinstance(rule, Quota) else None
+        device = slots.canvas.device
+        counts = torch.tensor(rule.counts, device=device) if isinstance(rule, Quota) else None
         self.score = _scorer(method, compiled)
         # Block-causal rows hide some of their keys, which packed attention cannot.
         packed = packed and not method.decoder.schedule.block_causal
-        self.prepare, self.decide = _preparer(method, fused, packed), _decider(method, counts, fused)
-        if fused and len(slots.canvas) > 1:
-            for tensor in slots.tensors():
+        self.prepare = _preparer(method, fused, packed)
+        self.decide = _decider(method, with_tensors(rule, device), counts, fused)
+        if fused:
+            torch._dynamo.maybe_mark_dynamic(slots.canvas, 1)
+            for tensor in slots.tensors() if len(slots.canvas) > 1 else ():
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
     def step(self, shape: StepShape, masked: bool) -> None:
@@ -87,11 +91,26 @@ class Stepper:
         return tuple(spread(part, at.some.lane, slots, widest) for part in joined)
 
 
+def with_tensors(rule: Rule, device: torch.device) -> Rule:
+    """The rule with its numbers on the device: what was compiled for one threshold then serves every other."""
+    values = {field.name: getattr(rule, field.name) for field in fields(rule)}
+    numbers: dict[str, Any] = {
+        name: torch.tensor(value, device=device) for name, value in values.items() if isinstance(value, float)
+    }
+    return replace(rule, **numbers)
+
+
 def reveal(
-    rows: Slots, method: Method, proposal: Proposal, candidates: Candidates, counts: Tensor | None
+    rows: Slots,
+    method: Method,
+    rule: Rule,
+    proposal: Proposal,
+    candidates: Candidates,
+    counts: Tensor | None,
 ) -> None:
-    """Decide, and write the tokens with their step and confidence. `counts` is the quota of each forward of a block."""
-    rule, table = method.decoder.rule, rows.table
+    """Decide, and write the tokens with their step and confidence. `rule` is the method's, with its numbers on the device;
+    `counts` is the quota of each forward of a block."""
+    table = rows.table
     score = proposal.score(rule.score)
     if counts is not None:
         spent = table.forwards_in_block.clamp(max=len(counts) - 1)
@@ -104,7 +123,7 @@ def reveal(
     rows.shown.fill_(-1)
     step = table.forwards[:, None].expand_as(chosen)
     for target, value in (
-        (rows.canvas[:, method.prompt :], proposal.token),
+        (rows.canvas[:, rows.prompt :], proposal.token),
         (rows.steps, step),
         (rows.confidence, proposal.confidence),
         (rows.shown, proposal.token),
@@ -119,7 +138,7 @@ def reveal(
 def plan(rows: Slots, method: Method) -> None:
     """What the next forward of each row feeds and may reveal; rows without masks die here."""
     decoder, table, tokens = method.decoder, rows.table, method.tokens
-    generated = rows.canvas[:, method.prompt :]
+    generated = rows.canvas[:, rows.prompt :]
     masked = generated == tokens.mask
     if decoder.stop != "off":
         is_end = _is_any(generated, tokens.ends)
@@ -141,7 +160,7 @@ def plan(rows: Slots, method: Method) -> None:
     rows.alive = rows.alive & masked.any(1)
     table.observe(masked)
     planned = decoder.schedule.plan(table, masked)
-    feed = decoder.cache.feed(table, method.prompt, planned.visible)
+    feed = decoder.cache.feed(table, rows.prompt, planned.visible)
     candidates = planned.candidates & rows.alive[:, None]
     if decoder.opens_with_first(method.shift):
         # The first position's logits come from the column before it, which only an opening forward feeds.
@@ -186,12 +205,12 @@ def _preparer(method: Method, fused: bool, packed: bool) -> Callable[..., Any]:
     return compile_whole(ready, dynamic=True) if fused else ready
 
 
-def _decider(method: Method, counts: Tensor | None, fused: bool) -> Callable[..., Any]:
+def _decider(method: Method, rule: Rule, counts: Tensor | None, fused: bool) -> Callable[..., Any]:
     def decide(
         rows: Slots, scores: tuple[Tensor, ...], position: Tensor, valid: Tensor, must: Tensor
     ) -> None:
         candidates = Candidates(position, valid, must, [], [], method.length)
-        reveal(rows, method, Proposal(*scores), candidates, counts)
+        reveal(rows, method, rule, Proposal(*scores), candidates, counts)
         plan(rows, method)
 
     if not fused:
