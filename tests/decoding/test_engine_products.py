@@ -272,7 +272,7 @@ def test_without_trials_the_split_is_the_usual_one() -> None:
     assert keep_best(weight, []) == usual_split(weight) > 1
 
 
-@pytest.mark.parametrize(("size", "served"), [(8, False), (16, True), (96, False), (128, True)])
+@pytest.mark.parametrize(("size", "served"), [(8, False), (16, True), (96, False), (128, True), (256, False)])
 def test_heads_that_the_kernels_cannot_take_are_left_to_the_library(
     small_lm: LM, size: int, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +281,25 @@ def test_heads_that_the_kernels_cannot_take_are_left_to_the_library(
         monkeypatch.setattr(products, "takes_heads", lambda _: False)
         with pytest.raises(TadError, match=r"products 'triton': qkv: heads of \d+; use 'auto' or 'torch'"):
             Engine(small_lm.model, products="triton")
+
+
+@pytest.mark.parametrize(
+    ("triton", "capability", "compiles", "own"),
+    [(True, (9, 0), True, True), (True, (8, 0), True, False), (True, (6, 1), False, False), (False, (9, 0), False, False)],
+)  # fmt: skip
+def test_compiling_takes_triton_and_own_kernels_a_newer_gpu(
+    triton: bool,
+    capability: tuple[int, int],
+    compiles: bool,
+    own: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "find_spec", lambda _: object() if triton else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    device = torch.device("cuda")
+    assert (products.can_compile(device), products.has_kernels(device)) == (compiles, own)
+    assert not products.can_compile(torch.device("cpu"))
 
 
 def test_few_rows_in_bf16_run_through_a_whole_engine(small_lm: LM, prompts: list[list[int]]) -> None:

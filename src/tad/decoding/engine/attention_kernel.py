@@ -154,6 +154,7 @@ def attend_few(
     blocks = triton.cdiv(count, cut.queries)
     found = found_sums = out
     if cut.shares > 1:
+        assert blocks * heads <= len(counts), "more programs than counts"
         shared = (cut.shares, heads, blocks * cut.queries)
         found, found_sums = (torch.empty(*shared, size, device=query.device) for size in (dim, 2))
     _attention[(blocks, heads, cut.shares)](

@@ -21,6 +21,7 @@ from tad.decoding.decoders import Decoder
 from tad.decoding.engine.buckets import StepShape, prompt_bucket, slot_bucket
 from tad.decoding.engine.capture import Recorder
 from tad.decoding.engine.network import Network
+from tad.decoding.engine.products import can_compile
 from tad.decoding.engine.slots import Arena, Method, Slots
 from tad.decoding.engine.step import Stepper, plan
 from tad.decoding.engine.weights import fingerprint, why_unfit
@@ -70,8 +71,9 @@ class Tenant:
 
 
 class Engine:
-    """See the module. `compiled`, `capture` and `fused` default to what pays: all on CUDA, none elsewhere. `fused` compiles
-    the decisions too, for each decoder anew, which takes some seconds at its first use. `bucketed` rounds sizes up to a few,
+    """See the module. `compiled`, `capture` and `fused` default to what pays: all on CUDA (without Triton only
+    `capture`), none elsewhere. `fused` compiles the decisions too, for each decoder anew, which takes some seconds at its
+    first use; other thresholds and prompts then take none. `bucketed` rounds sizes up to a few,
     by default where steps are recorded. `packed` is attention over rows as they are packed, for half precision on CUDA: no
     padding, and no mask where prompts differ in length. `mode` is `torch.compile`'s for the layers. `products` and
     `attention` say whose kernels serve few rows (`tad.decoding.engine.network`): our own for fp8 weights, which are tuned
@@ -91,7 +93,7 @@ class Engine:
     ) -> None:
         cuda = model.device.type == "cuda"
         self.device = model.device
-        self.compiled = cuda if compiled is None else compiled
+        self.compiled = can_compile(model.device) if compiled is None else compiled
         self.fused = self.compiled and cuda if fused is None else fused
         self.packed = packed
         with self._there():

@@ -51,7 +51,7 @@ class Network:
         fits = fits and takes_heads(model.shape.head_dim)
         if attention == "triton" and not fits:
             raise TadError(
-                "attention 'triton' needs half precision on a GPU of Hopper's generation or later, and heads of 16, 32, 64, ..."
+                "attention 'triton' needs half precision on a GPU of Hopper's generation or later, and heads of 16, 32, 64 or 128"
             )
         self.attends_few = fits and attention != "torch"
         self.counts = _new_counts(model.device) if self.attends_few else None

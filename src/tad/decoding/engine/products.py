@@ -28,6 +28,7 @@ MOST_ROWS = 64  # more are left to the library
 SPLITS = (1, 2, 3, 4, 6, 8)
 _PROGRAMS = (120, 420)  # that tilings worth trying have; an H200 has 132 multiprocessors
 _CAPABILITY = (9, 0)  # the first GPUs with the copy engine
+_COMPILED = (7, 0)  # the first that Triton serves
 _FEWEST_INPUTS = 64  # of which a weight's inputs must be a multiple
 _LARGEST = 65280.0  # the largest number of bf16 that fp16 has
 
@@ -93,16 +94,24 @@ def row_block(rows: int) -> int:
 def has_kernels(device: torch.device) -> bool:
     """Whether kernels of our own run there."""
     return (
-        device.type == "cuda"
+        can_compile(device)
         and torch.version.hip is None
-        and find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= _CAPABILITY
     )
 
 
+def can_compile(device: torch.device) -> bool:
+    """Whether `torch.compile` has what it needs there, Triton and a GPU that it serves."""
+    return (
+        device.type == "cuda"
+        and find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device) >= _COMPILED
+    )
+
+
 def takes_heads(dim: int) -> bool:
-    """Whether our kernels serve heads of this size."""
-    return dim >= 16 and dim & (dim - 1) == 0
+    """Whether our kernels serve heads of this size: powers of two whose keys a multiprocessor holds several times."""
+    return dim in (16, 32, 64, 128)
 
 
 def why_not_split(by: Projection, dtype: torch.dtype) -> str | None:

@@ -1,5 +1,5 @@
-"""From the parts of a query-key-value product to turned queries, and keys and values in their places: one kernel for
-few rows, where compiled code takes two. The results are the same."""
+"""From the parts of a query-key-value product to turned queries, and keys and values in their places: one kernel,
+where compiled code takes two. On a GPU everything between is fp32, so that results differ from the layers' by rounding."""
 
 from __future__ import annotations
 
