@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tad.evaluation.study import Chain
 from tad.evaluation.study.recipe import lay_over
 from tad.evaluation.study.workbench import Workbench, explain_windows
 from tad.training.distill import distill
+from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport
 
 WORK = ("collect", "window", "distill", "evaluate")
@@ -244,3 +246,21 @@ def test_the_command_says_how_to_go_on(world: Path, tmp_path: Path, monkeypatch:
     answer = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "out")])
     assert answer.exit_code == 130
     assert f"go on with: tad run {file} --out {tmp_path / 'out'}" in answer.output
+
+
+def test_the_window_command_takes_trajectories_from_all_over_the_store(
+    done: tuple[Path, Listener], world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(done[0] / "trajectories", tmp_path / "store")
+    asked: list[str] = []
+
+    def measure(lm: object, rows: list[Trajectory], *rest: object, **options: object) -> None:
+        asked.extend(row.example for row in rows)
+        raise TadError("seen enough")
+
+    monkeypatch.setattr("tad.trajectories.window.measure_decay", measure)
+    words = ["window", str(store), "--model", str(world / "llada"), "--device", "cpu", "--limit", "3"]
+    CliRunner().invoke(app, words)
+    every = [row.example for row in TrajectoryStore.open(store).rows()]
+    assert len(every) > 4
+    assert asked == [every[0], every[round((len(every) - 1) / 2)], every[-1]]

@@ -190,6 +190,16 @@ def test_only_limits_the_work_to_tables_or_methods(world: Path, tmp_path: Path) 
     assert rows["base"].numbers is not None
 
 
+def test_only_with_a_name_that_is_not_there_is_refused_before_anything_is_written(
+    world: Path, tmp_path: Path
+) -> None:
+    study = Study(study_recipe(world), tmp_path / "study")
+    for act in (study.run, study.entries):
+        with pytest.raises(TadError, match=r"--only mian: .* no such table .* did you mean 'main'"):
+            act(only=["base", "mian"])
+    assert not (tmp_path / "study").exists()
+
+
 def test_nothing_is_begun_that_would_end_too_late(world: Path, tmp_path: Path) -> None:
     watch = Listener()
     study = Study(study_recipe(world), tmp_path, watch)

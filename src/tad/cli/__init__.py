@@ -5,8 +5,10 @@ Rooms are imported inside the commands, so that `tad --help` does not wait for t
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 import typer
 
@@ -39,16 +41,39 @@ for _room in ROOMS:
     import_module(f"tad.cli.{_room}").add_commands(app)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+
+
 def main() -> None:
-    """Run the command line; a TadError becomes one line on stderr and exit code 2, Ctrl-C becomes 130."""
+    """Run the command line; a TadError, a full disk or an unusable path becomes one line and exit code 2, Ctrl-C 130."""
     try:
         app()
     except TadError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except Exception as error:
+        if (line := explain_machine(error)) is None:
+            raise
+        _fail(line)
+
+
+def explain_machine(error: Exception) -> str | None:
+    """One line for what the machine refuses (a full disk, a path that cannot be used); None for every other error."""
+    number = error.errno if isinstance(error, OSError) else None
+    # safetensors wraps the system's error into its own, with its text
+    if number in _FULL or "No space left on device" in str(error):
+        return "the disk is full; free some space and run the same command again"
+    if isinstance(error, OSError) and number in _UNUSABLE and error.filename is not None:
+        return f"{error.filename}: cannot be used ({error.strerror}); give another path"
+    return None
+
+
+def _fail(line: str) -> NoReturn:
+    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -128,7 +128,9 @@ def window(
     adapter: Annotated[
         str | None, typer.Option(help="Measure with this adapter instead of the base.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Trajectories to use.")] = 256,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Trajectories to use, taken evenly over the store.")
+    ] = 256,
     states: Annotated[int, typer.Option(min=1, help="States per trajectory.")] = 8,
     distances: Annotated[int, typer.Option(min=2, help="Longest distance to measure.")] = 64,
     batch_size: Annotated[int, typer.Option(min=1)] = 16,
@@ -137,8 +139,7 @@ def window(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
-    from itertools import islice
-
+    from tad.evaluation.study.workbench import spread_rows
     from tad.models import load
     from tad.trajectories.fingerprint import fingerprint_model
     from tad.trajectories.store import TrajectoryStore
@@ -152,7 +153,7 @@ def window(
         raise TadError(
             f"{folder}: trajectories are of model {store.meta.model}, {model} is {found}; use their own model"
         )
-    rows = list(islice(store.rows(), limit))
+    rows = spread_rows(store, limit)
     decay, filled, sums = measure_decay(
         lm, rows, states, distances, batch_size, use_adapter=adapter is not None
     )

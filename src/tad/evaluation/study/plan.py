@@ -5,6 +5,7 @@ Reads the study's directory and writes nothing; `study` does the work.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -172,6 +173,19 @@ class Plan:
         best = choose_trial(found)
         return [Trial(**{**asdict(trial), "chosen": trial.number == best}) for trial in found]
 
+    def check_only(self, only: Sequence[str]) -> None:
+        """Refuse a pattern that no table and no method has: nothing to do would look like done."""
+        names = [*self.recipe.tables, *(name for table in self.recipe.tables for name in self.rows_of(table))]
+        for pattern in only:
+            if not any(fnmatch(name, pattern) for name in names):
+                close = difflib.get_close_matches(pattern, names, n=1)
+                advice = (
+                    f"did you mean '{close[0]}'?" if close else f"tables: {', '.join(self.recipe.tables)}"
+                )
+                raise TadError(
+                    f"--only {pattern}: {self.recipe.name} has no such table and no such method; {advice}"
+                )
+
     def plan(
         self, only: Sequence[str] = ()
     ) -> Iterator[tuple[str, str, int | None, Callable[[], Cell | None]]]:
@@ -231,6 +245,7 @@ class Plan:
 
     def entries(self, only: Sequence[str] = ()) -> list[Entry]:
         """Every cell, what state it is in, and how long what is left may take."""
+        self.check_only(only)
         found, seen = [], set()
         for table, name, seed, get in self.plan(only):
             cell = get()

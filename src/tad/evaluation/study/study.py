@@ -66,6 +66,7 @@ class Study(Plan):
         With `minutes`, nothing is begun that is expected to end later; the piece of work in flight may be stopped. `grade`: also
         look for verdicts that are missing in finished runs.
         """
+        self.check_only(only)
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
         create_folder(self.out)
         self._record()

@@ -27,7 +27,7 @@ from tad.training.weights import detach
 from tad.trajectories.collect import Report
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe
-from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.summary import plot_decay
 from tad.trajectories.window import (
     Decay,
@@ -134,14 +134,18 @@ def fill_store(
     return store
 
 
+def spread_rows(store: TrajectoryStore, limit: int) -> list[Trajectory]:
+    """At most `limit` trajectories at equal distances over the store, whose tasks stand one after the other."""
+    rows = list(store.rows())
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(limit, len(rows))).round().astype(int))
+    return [rows[index] for index in chosen]
+
+
 def measure_window(lm: LM, store: TrajectoryStore, section: WindowSection) -> WindowReport:
     """Measure the decay on trajectories from all over the store, and write window.json and its picture beside them."""
-    rows = list(store.rows())
-    chosen = np.unique(np.linspace(0, len(rows) - 1, min(section.limit, len(rows))).round().astype(int))
+    rows = spread_rows(store, section.limit)
     distances = section.distances or max(2, store.meta.gen_length // 2)
-    decay, filled, sums = measure_decay(
-        lm, [rows[i] for i in chosen], section.states, distances, section.batch_size
-    )
+    decay, filled, sums = measure_decay(lm, rows, section.states, distances, section.batch_size)
     order = str(store.meta.recipe.get("order", "teacher"))
     report = WindowReport(order, store.meta.model, decay, filled, choose_windows(decay, sums))
     plot_decay(report, store.folder / "window")

@@ -1,0 +1,59 @@
+"""What the machine refuses is one line and exit code 2, whichever command meets it; a fault of the program is not hidden."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+import tad.cli
+from tad.cli import explain_machine
+
+
+def refusal(number: int, path: str | None = "runs/x") -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST])
+def test_a_path_that_cannot_be_used_is_named(number: int) -> None:
+    assert (
+        explain_machine(refusal(number))
+        == f"runs/x: cannot be used ({os.strerror(number)}); give another path"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refusal(errno.ENOSPC, None),
+        refusal(errno.EDQUOT),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_told_in_words(error: Exception) -> None:
+    assert explain_machine(error) == "the disk is full; free some space and run the same command again"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), refusal(errno.ENOENT, None), ConnectionResetError("x")])
+def test_other_errors_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(tad.cli, "app", fail)
+    with pytest.raises(type(error)):
+        tad.cli.main()
+
+
+def test_an_out_that_is_a_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.touch()
+    words = [sys.executable, "-m", "tad", "pretrain", "pretrain-tiny", "--out", str(taken)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == f"error: {taken}: cannot be used (File exists); give another path"
+    assert "Traceback" not in ended.stderr
