@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
+from typer.testing import CliRunner
 
 import tad.cli
 from tad.cli import explain_machine
+from tad.errors import TadError
 
 
 def refusal(number: int, path: str | None = "runs/x") -> OSError:
@@ -57,3 +59,10 @@ def test_an_out_that_is_a_file_is_one_line_and_exit_code_2(tmp_path: Path) -> No
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1] == f"error: {taken}: cannot be used (File exists); give another path"
     assert "Traceback" not in ended.stderr
+
+
+def test_a_missing_store_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    words = ["distill", "nano-llada-quality", "model=/no/model", "--trajectories", str(tmp_path)]
+    refused = CliRunner().invoke(tad.cli.app, words).exception
+    assert isinstance(refused, TadError)
+    assert str(refused).startswith(f"{tmp_path}: no trajectories here")

@@ -40,8 +40,10 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
-    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
+    adapter: Annotated[
+        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
+    ] = None,
     decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
     gen_length: Annotated[int, typer.Option(help="Positions to generate for an answer.")] = 256,
     system: Annotated[str | None, typer.Option(help="A system message, before all others.")] = None,

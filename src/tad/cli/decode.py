@@ -30,13 +30,15 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
     prompt: Annotated[
         str | None, typer.Argument(help="The question; '-' or nothing reads prompts from standard input.")
     ] = None,
     decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
     gen_length: Annotated[int, typer.Option(help="Positions to generate.")] = 256,
-    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
     seed: Annotated[int, typer.Option(help="Only matters with a temperature.")] = 0,

@@ -30,8 +30,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command("throughput")(throughput)
 
 
-Model = Annotated[str, typer.Argument(help="A directory or a hub id.")]
-Adapter = Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")]
+Model = Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")]
+Adapter = Annotated[str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")]
 Dtype = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")]
 DataDir = Annotated[

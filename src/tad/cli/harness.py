@@ -16,11 +16,15 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def lm_eval(
-    model: Annotated[str | None, typer.Option(help="A directory or a hub id.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A directory, a hub id or a bundled name such as nano-llada.")
+    ] = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks or patterns, 'tad_gsm8k,tad_mbpp*': ours or the harness's.")
     ] = None,
-    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
+    ] = None,
     decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
     gen_length: Annotated[
         int, typer.Option(min=1, help="Positions to generate where a task has no maximum.")

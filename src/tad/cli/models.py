@@ -39,8 +39,12 @@ def _program(
 
 
 def info(
-    model: Annotated[str | None, typer.Argument(help="A directory or a hub id.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
+    ] = None,
     shape: Annotated[str | None, typer.Option(help="A shape without weights: llada-8b, dream-7b.")] = None,
     length: Annotated[
         int | None, typer.Option(help="Tokens per row for the cost of a forward (default 384).")
@@ -96,9 +100,11 @@ def _scaled(number: float) -> str:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
     out: Annotated[Path, typer.Option(help="The directory to write.")],
-    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter to merge: directory or hub id.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="A PEFT adapter to merge: directory, hub id or bundled name.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file, e.g. 5GB.")] = "5GB",
     overwrite: Annotated[bool, typer.Option(help="Replace a directory that is not empty.")] = False,

@@ -16,8 +16,10 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A directory or a hub id.")],
-    adapter: Annotated[str | None, typer.Option(help="A PEFT adapter: directory or hub id.")] = None,
+    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
+    adapter: Annotated[
+        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
+    ] = None,
     decoder: Annotated[str, typer.Option(help="For requests that name none; see `tad decoders`.")] = "tad",
     threshold: Annotated[float | None, typer.Option(help="Of that decoder.")] = None,
     host: Annotated[

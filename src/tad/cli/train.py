@@ -62,11 +62,14 @@ def distill(
     from tad.config import load_recipe
     from tad.training.distill import distill as run
     from tad.training.distill_recipe import DistillRecipe
+    from tad.trajectories.store import TrajectoryStore
 
     changes = list(overrides or ())
     changes += [f"trajectories={trajectories}"] if trajectories else []
     changes += [f"validation={validation}"] if validation else []
     values = load_recipe(DistillRecipe, recipe, changes)
+    for store in (*values.trajectories, *values.validation):  # before minutes are spent on the weights
+        TrajectoryStore.open(store)
     directory = out or Path("runs") / values.name
     outcome = run(values, directory, resume, quick_evaluation(values), stop_at=stop_at, quiet=quiet)
     if outcome.finished:
