@@ -69,6 +69,19 @@ def test_overrides_make_the_sections_they_name(tmp_path: Path) -> None:
     assert data == Data(folder=tmp_path, tasks=["gsm8k"], optimiser=Optimiser(rate=2))
 
 
+def test_overrides_reach_items_of_lists(tmp_path: Path) -> None:
+    text = "parts: [{rate: 1}, {rate: 2, betas: [0.5, 0.6]}]\n"
+    overrides = ["parts.0.name=sgd", "parts.1.betas.0=0.25"]
+    recipe = load_recipe(Whole, write(tmp_path, text), overrides)
+    assert recipe.parts == [Optimiser(rate=1, name="sgd"), Optimiser(rate=2, betas=[0.25, 0.6])]
+
+
+@pytest.mark.parametrize("place", ["2", "-1", "first"])
+def test_items_that_a_list_does_not_have_are_refused(tmp_path: Path, place: str) -> None:
+    words = rf"override 'parts.{place}.rate=3': '{place}' should be a number from 0 to 1"
+    refused(words, f"parts.{place}.rate=3", text="parts: [{rate: 1}, {rate: 2}]\n", folder=tmp_path)
+
+
 def test_a_whole_section_can_be_overridden(tmp_path: Path) -> None:
     recipe = load_recipe(Whole, write(tmp_path, "optimiser: {rate: 9}\n"), ["optimiser={name: sgd}"])
     assert recipe.optimiser == Optimiser(name="sgd")

@@ -116,20 +116,37 @@ def _apply(values: dict[str, Any], override: str) -> None:
     *sections, field = key.split(".")
     if not equals or not all((*sections, field)):
         raise TadError(f"override '{override}' should look like section.field=value")
-    target = values
+    target: Any = values
     for name in sections:
-        if target.get(name) is None:
-            target[name] = {}
-        inner = target[name]
-        if not isinstance(inner, dict):
-            raise TadError(f"override '{override}': '{name}' is a value, not a section")
-        target = inner
+        target = _step_into(target, name, override)
+    place = _place(target, field, override)
     try:
-        target[field] = yaml.load(text, _Loader)
+        target[place] = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise TadError(
             f"override '{override}': the value is not valid YAML ({_problem(error)}); quote it if it is text"
         ) from None
+
+
+def _step_into(target: Any, name: str, override: str) -> Any:
+    """The section or list of that name; a section that is not there is made."""
+    place = _place(target, name, override)
+    if isinstance(target, dict) and target.get(place) is None:
+        target[place] = {}
+    if not isinstance(target[place], (dict, list)):
+        raise TadError(f"override '{override}': '{name}' is a value, not a section")
+    return target[place]
+
+
+def _place(target: Any, name: str, override: str) -> Any:
+    """A key of a section, or the number of an item of a list, counted from 0."""
+    if not isinstance(target, list):
+        return name
+    if not name.isdecimal() or int(name) >= len(target):
+        raise TadError(
+            f"override '{override}': '{name}' should be a number from 0 to {len(target) - 1}, an item of the list"
+        )
+    return int(name)
 
 
 def _suggest(schema: type[Recipe], loc: tuple[int | str, ...]) -> str:

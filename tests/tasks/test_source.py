@@ -145,9 +145,16 @@ def test_without_a_directory_rows_come_from_the_hub(tmp_path: Path, monkeypatch:
     assert asked == ["dataset openai/gsm8k main/test-00000-of-00001.parquet"]
 
 
-def test_without_a_network_the_error_says_where_to_put_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+class TransportError(Exception):
+    """As a hub's client may raise: of no common kind."""
+
+
+@pytest.mark.parametrize("kind", [OSError, TransportError])
+def test_without_a_network_the_error_says_where_to_put_the_data(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError("no route to host")
+        raise kind("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "list_repo_files", refuse)
     with pytest.raises(

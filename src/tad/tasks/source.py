@@ -130,7 +130,11 @@ class Source:
                 Path(huggingface_hub.hf_hub_download(self.hub_id, name, repo_type="dataset"))
                 for name in chosen
             ]
-        except (OSError, ValueError, RuntimeError) as error:
+        except TadError:
+            raise
+        except (
+            Exception
+        ) as error:  # the library lets its transport's own errors through, which are of no common kind
             cause = " ".join(str(error).split())[:200]
             raise TadError(f"cannot fetch {self.hub_id} from the hub ({cause}); {advice}") from error
 
