@@ -398,6 +398,12 @@ def test_bad_recipes_are_one_line_errors(
     assert "\n" not in str(error.value)
 
 
+def test_a_mistyped_objective_is_refused_before_the_model_is_read(world: Path, tmp_path: Path) -> None:
+    changes = {"model": str(tmp_path / "nothing"), "objective": {"name": "tad", "lamda": 4}}
+    with pytest.raises(TadError, match="did you mean 'lambda'"):
+        distill(recipe(world, **changes), tmp_path / "run", quiet=True)
+
+
 def test_a_measured_window_is_read_from_beside_the_store(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "train", tmp_path / "train")
     (tmp_path / "train" / "window.json").write_text(json.dumps({"windows": {"speed": {"window": 7}}}))

@@ -26,7 +26,7 @@ from tad.training.batches import MicroBatches, Split
 from tad.training.distill_recipe import DistillRecipe
 from tad.training.distill_trainer import DistillTrainer, Evaluate, HeldOut, StepLog
 from tad.training.frozen import fp8_buffers, quantize_frozen, restore_frozen
-from tad.training.objectives import LossModule, Objective, get_objective
+from tad.training.objectives import LossModule, Objective, check_settings, get_objective
 from tad.training.objectives.module import checkpoint_layers
 from tad.training.optimizer import RatePlan
 from tad.training.record import write_record
@@ -80,6 +80,7 @@ def distill(
     saves and stops after that step, to be resumed.
     """
     began = time.monotonic()
+    check_settings(recipe.objective.name, recipe.objective.settings)
     checkpoint = _check_directory(recipe, out, resume)
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)

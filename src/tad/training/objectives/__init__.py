@@ -51,6 +51,7 @@ __all__ = [
     "adapters_off",
     "add_stats",
     "averages",
+    "check_settings",
     "collate",
     "get_objective",
 ]
@@ -58,20 +59,25 @@ __all__ = [
 
 def get_objective(name: str, *, mask_token: int, family: str | Family, **settings: Any) -> Objective:
     """An objective for a family: its published settings, changed by `settings` (`lambda` as recipes write it)."""
+    given, kind = check_settings(name, settings), OBJECTIVES[name]
+    found = family if isinstance(family, Family) else _family_named(family)
+    given = {key: _checked(kind, key, value) for key, value in given.items()}
+    return kind(mask_token=mask_token, shift=found.shift, **{**kind.published.get(found.name, {}), **given})
+
+
+def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings by the names of the objective's fields; an unknown objective or setting is refused."""
     if name not in OBJECTIVES:
         raise TadError(f"objective '{name}' is not known; known: {', '.join(OBJECTIVES)}")
-    kind = OBJECTIVES[name]
-    found = family if isinstance(family, Family) else _family_named(family)
     given = {"lambda_" if key == "lambda" else key: value for key, value in settings.items()}
-    known = [f.name for f in fields(kind) if f.name not in ("mask_token", "shift")]
+    known = [f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "shift")]
     for key in given:
         if key not in known:
             shown = [field.removesuffix("_") for field in known]
             close = get_close_matches(key, shown, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(shown)}"
             raise TadError(f"objective '{name}' has no setting '{key}'; {hint}")
-        given[key] = _checked(kind, key, given[key])
-    return kind(mask_token=mask_token, shift=found.shift, **{**kind.published.get(found.name, {}), **given})
+    return given
 
 
 def _checked(kind: type[Objective], key: str, value: Any) -> Any:
