@@ -56,7 +56,7 @@ def measure_parts(bench: Bench) -> Row:
     def attend() -> None:
         for number in range(shapes.layers):
             if network.attends_few:
-                _attend_few(query, *lent.layer(number), columns, bench.dtype, network.counts)
+                _attend_few(query, *lent.layer(number), columns, bench.dtype)
             else:
                 _attend(query, *lent.layer(number), at.every, shape.window, 1, columns, shapes)
 
@@ -281,10 +281,10 @@ def measure_attention(bench: Bench) -> Row:
 
 def measure_own_attention(bench: Bench, pairs: list[list[Tensor]], columns: int) -> Row:
     """Our kernel, cut in several ways, and the library's, for some numbers of queries."""
-    from tad.decoding.engine.attention_kernel import FEW, MANY, MORE, OTHERS, attend_few, new_counts
+    from tad.decoding.engine.attention_kernel import FEW, MANY, OTHERS, attend_few
 
     found: Row = {}
-    shape, counts = bench.lm.model.shape, new_counts(bench.device)
+    shape = bench.lm.model.shape
 
     def library(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         asked, key, value = (part[None].transpose(1, 2) for part in (query, keys, values))
@@ -302,12 +302,12 @@ def measure_own_attention(bench: Bench, pairs: list[list[Tensor]], columns: int)
 
         def own(query: Tensor, cut: Any) -> None:
             for keys, values in pairs:
-                attend_few(query, keys, values, columns, bench.dtype, counts, cut)
+                attend_few(query, keys, values, columns, bench.dtype, cut)
 
-        for cut in dict.fromkeys((FEW, MORE, MANY, *OTHERS)):
+        for cut in (FEW, MANY, *OTHERS):
             name = f"own {' '.join(map(str, cut))} x{new}"
             try:
-                out = attend_few(query, *pairs[0], columns, bench.dtype, counts, cut).float()
+                out = attend_few(query, *pairs[0], columns, bench.dtype, cut).float()
                 apart = ((out - wanted).norm() / wanted.norm()).item()
                 ms = bench.replayed(partial(own, query, cut))
                 found[name] = ms if apart < 0.02 else f"wrong by {apart:.2g}"

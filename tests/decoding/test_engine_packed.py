@@ -85,9 +85,7 @@ def test_own_attention_serves_single_rows_that_fill_their_columns(
 ) -> None:
     calls = []
 
-    def attend_few(
-        query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype, _: Tensor | None
-    ) -> Tensor:
+    def attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
         calls.append(len(query))
         asked, *seen = (part.transpose(0, 1)[None] for part in (query, keys[:columns], values[:columns]))
         out = F.scaled_dot_product_attention(asked, *seen, enable_gqa=True)

@@ -406,19 +406,15 @@ def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(
 @pytest.mark.parametrize("heads", [(32, 32), (28, 4)])
 @torch.inference_mode()
 def test_our_attention_of_few_queries_is_attention(heads: tuple[int, int]) -> None:
-    from tad.decoding.engine.attention_kernel import FEW, MANY, MORE, OTHERS, attend_few, new_counts
+    from tad.decoding.engine.attention_kernel import FEW, MANY, OTHERS, attend_few
 
-    counts = new_counts(torch.device("cuda"))
     for count, columns in ((200, 384), (64, 384), (33, 100), (1, 17)):
         sizes = ((count, heads[0]), (columns + 1, heads[1]), (columns + 1, heads[1]))
         draw = [torch.randn(*size, 128, device="cuda").bfloat16() for size in sizes]
         wanted = by_definition(*draw, [(0, count, 0, columns)])
-        for cut in (FEW, MORE, MANY, *OTHERS):
+        for cut in (FEW, MANY, *OTHERS):
             for dtype in (torch.bfloat16, torch.float16):
-                found = attend_few(*draw, columns, dtype, counts, cut)
-                assert relative_error(found, wanted) < 1e-2
-                assert torch.equal(attend_few(*draw, columns, dtype, counts, cut), found)
-    assert not counts.any()
+                assert relative_error(attend_few(*draw, columns, dtype, cut), wanted) < 1e-2
 
 
 def test_our_attention_gives_nearly_the_tokens_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class Network:
         model: MaskedDiffusionModel,
         compiled: bool,
         mode: str | None = None,
-        products: str = "torch",
+        products: str = "auto",
         attention: str = "auto",
     ) -> None:
         self.model, self.shape = model, model.shape
@@ -54,7 +54,6 @@ class Network:
                 "attention 'triton' needs half precision on a GPU of Hopper's generation or later, and heads of 16, 32, 64 or 128"
             )
         self.attends_few = fits and attention != "torch"
-        self.counts = _new_counts(model.device) if self.attends_few else None
         self.parts = Parts(model, compiled, mode, turns=self.attends_few)
         maps = few_row_maps(self.layers, model.shape, model.dtype, products)
         self.few_rows = None if maps is None else Parts(model, compiled, mode, maps)
@@ -103,7 +102,7 @@ class Network:
             asking, width = (some, widest) if trims else (every, window)
             alone = slots == 1 and asking.bias is None and at.key_start is None
             if self.attends_few and alone and len(query) <= MOST_QUERIES:
-                attended = _attend_few(query, keys, values, columns, parts.fed_dtype, self.counts)
+                attended = _attend_few(query, keys, values, columns, parts.fed_dtype)
             elif at.key_start is None:
                 attended = _attend(query, keys, values, asking, width, slots, columns, self.shape)
             else:
@@ -144,16 +143,10 @@ def attend_packed(
     return cast(Tensor, out).reshape(len(query), -1)
 
 
-def _attend_few(*arguments: Any) -> Tensor:
+def _attend_few(query: Tensor, keys: Tensor, values: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     from tad.decoding.engine.attention_kernel import attend_few
 
-    return attend_few(*arguments)
-
-
-def _new_counts(device: torch.device) -> Tensor:
-    from tad.decoding.engine.attention_kernel import new_counts
-
-    return new_counts(device)
+    return attend_few(query, keys, values, columns, dtype)
 
 
 def _for_heads(asking: Asking, shape: Shape, dtype: torch.dtype) -> Asking:
