@@ -50,10 +50,10 @@ def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> LM:
 
 
 @cache
-def kept_engine(family: str) -> Engine:
-    """One for all tests: what earlier ones recorded and left in the buffers must not matter. Decisions are compiled in
-    tests of their own, since that takes seconds for each decoder."""
-    return Engine(on_gpu(family).model, fused=False)
+def kept_engine(family: str, fused: bool = False) -> Engine:
+    """One for all tests: what earlier ones recorded and left in the buffers must not matter. Compiled decisions are the
+    default of engines and not of these tests, since that takes seconds for each decoder."""
+    return Engine(on_gpu(family).model, fused=fused)
 
 
 def first_difference(found: list[Decoded], wanted: list[Decoded]) -> str | None:
@@ -81,13 +81,14 @@ def share_of_same_tokens(found: list[Decoded], wanted: list[Decoded]) -> float:
     return sum(pairs) / len(pairs)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", list(DECODERS))
-def test_every_decoder_it_serves_gives_the_tokens_of_the_loop(family: str, name: str) -> None:
+def test_every_decoder_it_serves_gives_the_tokens_of_the_loop(family: str, name: str, fused: bool) -> None:
     lm, prompts = on_gpu(family), tiny_prompts(family)[2:7]  # of five lengths
     if why_not(lm.model, get_decoder(name, family)) is not None:
         pytest.skip("left to the loop")
-    engine = kept_engine(family)
+    engine = kept_engine(family, fused)
     assert engine.compiled
     assert engine.recorder.capture
     plain = decode(lm, prompts, name, 64, engine="plain")
@@ -239,16 +240,6 @@ def test_bf16_gives_nearly_the_tokens_of_the_loop(packed: bool) -> None:
     for slots in (1, 3):
         found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
         assert share_of_same_tokens(found, plain) > 0.85
-
-
-@pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual", "d2f"])
-def test_decisions_can_be_compiled_too(name: str) -> None:
-    lm, prompts = on_gpu("llada"), tiny_prompts("llada")[2:7]
-    plain = decode(lm, prompts, name, 64, engine="plain")
-    engine = Engine(lm.model, fused=True)
-    for slots in (1, 3):
-        found = decode(lm, prompts, name, 64, batch_size=slots, engine=engine)
-        assert first_difference(found, plain) is None
 
 
 @pytest.mark.parametrize("slots", [1, 3])
