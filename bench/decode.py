@@ -29,7 +29,7 @@ import decode_products  # noqa: F401  # its rows
 from decode_bench import FLAGS, PACE, ROWS, TPF, Bench, Row, row
 from decode_inside import time_first_call
 from machine import describe_machine, free_memory
-from tad.decoding.feed import ActiveCache, RollingCache
+from tad.decoding.feed import ActiveCache
 from tad.models.shapes import SHAPES
 
 # What matters most comes first: a run may be cut short.
@@ -86,12 +86,6 @@ def measure_cached(bench: Bench) -> Row:
         "tad-cached at 4": bench.time_decode(1, decoder, 4.0),
         "refresh 16": bench.time_decode(1, bench.decoder("tad-cached", refresh=16), TPF),
         "delay 0, refresh 16": bench.time_decode(1, replace(decoder, cache=ActiveCache(0, 16)), TPF),
-        **{
-            f"rolling, delay {delay}, refresh {refresh}": bench.time_decode(
-                1, replace(decoder, cache=RollingCache(delay, refresh)), TPF
-            )
-            for delay, refresh in ((1, 3), (0, 3), (0, 4))
-        },
         "plain": bench.time_decode(1, decoder, TPF, engine="plain"),
     }
     return {**found["tad-cached"], "plain_ms": found["plain"]["ms_per_forward"], "ways": found}
@@ -113,11 +107,7 @@ def measure_batch(bench: Bench, count: int) -> Row:
     new = bench.new_positions()[0]
     alone, step = bench.time_step(1, new), bench.time_step(count, new)
     decoder = bench.decoder("tad-cached")
-    ways = {
-        "tad-cached": decoder,
-        "delay 0, refresh 16": replace(decoder, cache=ActiveCache(0, 16)),
-        "rolling, delay 0, refresh 3": replace(decoder, cache=RollingCache(0, 3)),
-    }
+    ways = {"tad-cached": decoder, "delay 0, refresh 16": replace(decoder, cache=ActiveCache(0, 16))}
     whole = {name: bench.time_decode(count, way, TPF) for name, way in ways.items()}
     ones = {name: bench.time_decode(1, way, TPF) for name, way in ways.items()}
     return {

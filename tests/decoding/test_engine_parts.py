@@ -174,7 +174,7 @@ def test_the_delayed_cache_freezes_as_its_definition_says(data: st.DataObject) -
         )
         table.masks = torch.minimum(table.masks, torch.tensor(left) * 2)  # masks only go
         wanted = freeze_block_by_block(table, delay, refresh, prompt=10)
-        feed = DelayedCache(delay, refresh).feed(table, 10, pad, visible)
+        feed = DelayedCache(delay, refresh).feed(table, 10, visible)
         found: tuple[Tensor, ...] = (feed.start, table.cached, table.finished_at)
         assert tuple(part.tolist() for part in found) == wanted
         assert feed.end.tolist() == [10 + blocks * size] * rows
@@ -195,8 +195,8 @@ def test_the_active_cache_feeds_the_whole_canvas_once_and_then_what_exists() -> 
             one.masks, one.created = torch.tensor([masks] * 3), torch.tensor([created] * 3)
         first = int(table.forwards[0]) == 0
         found, delayed = (
-            ActiveCache(1, 4).feed(table, 10, pad, visible),
-            DelayedCache(1, 4).feed(other, 10, pad, visible),
+            ActiveCache(1, 4).feed(table, 10, visible),
+            DelayedCache(1, 4).feed(other, 10, visible),
         )
         assert found.start.tolist() == delayed.start.tolist()
         assert table.cached.tolist() == other.cached.tolist()

@@ -18,7 +18,6 @@ from tad.decoding.feed import (
     DualCache,
     NoCache,
     PrefixCache,
-    RollingCache,
 )
 from tad.decoding.proposal import Sampling
 from tad.decoding.rule import (
@@ -163,7 +162,6 @@ CACHES: dict[str, type[Any]] = {
     "dual": DualCache,
     "delayed": DelayedCache,
     "active": ActiveCache,
-    "rolling": RollingCache,
     "block-causal": BlockCausalCache,
 }
 _PARTS: dict[str, dict[str, type[Any]]] = {"schedule": SCHEDULES, "rule": RULES, "cache": CACHES}

@@ -33,7 +33,7 @@ class NoCache:
     stores: ClassVar[bool] = False
     needs: ClassVar[str] = "any"
 
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         none = torch.zeros_like(visible)
         return Feed(none, prompt + visible, none.bool())
 
@@ -45,7 +45,7 @@ class PrefixCache:
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "sequential"
 
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         opening = table.forwards_in_block == 0
         return Feed(torch.where(opening, 0, prompt + table.current * table.size), prompt + visible, opening)
 
@@ -57,7 +57,7 @@ class DualCache:
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "sequential"
 
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         opening = table.forwards_in_block == 0
         start = prompt + table.current * table.size
         return Feed(
@@ -80,7 +80,7 @@ class DelayedCache:
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "bidirectional"
 
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         now = table.forwards + 1  # this forward's number
         frozen = torch.where(now >= self.delay, table.cached.clamp(min=0), table.cached)
         # A block starts to wait when it is finished and all before it are frozen; the prompt is before all.
@@ -107,8 +107,8 @@ class ActiveCache(DelayedCache):
     come: frozen blocks stay as they are, and later ones keep the keys and values of the first forward until they
     exist. `refresh=1` equals no cache here too."""
 
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
-        found = super().feed(table, prompt, pad, visible)
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+        found = super().feed(table, prompt, visible)
         if self.refresh == 1:
             return found
         exists = prompt + (table.created * table.size).minimum(visible)
@@ -121,35 +121,13 @@ class ActiveCache(DelayedCache):
 
 
 @dataclass(frozen=True)
-class RollingCache(ActiveCache):
-    """As `ActiveCache`, but the prompt is renewed piece by piece: each forward feeds the next of `refresh` pieces of it
-    beside the blocks at work. No column of the prompt is then older than with `ActiveCache`, and no forward feeds much
-    more than another, so all stay below the size from which tokens cost time. `refresh=1` equals no cache here too."""
-
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
-        opened = table.cached >= 0
-        behind = prompt + table.cached.clamp(min=0) * table.size  # first column at work
-        found = super().feed(table, prompt, pad, visible)
-        if self.refresh == 1:
-            return found
-        size = (prompt - pad + self.refresh - 1) // self.refresh
-        first = (pad + size * ((table.forwards + 1) % self.refresh)).clamp(max=prompt)
-        last = (first + size).clamp(max=prompt)
-        return replace(
-            found,
-            start=torch.where(opened, first, 0),
-            gap=torch.stack((last, torch.where(opened, behind - last, 0)), dim=1),
-        )
-
-
-@dataclass(frozen=True)
 class BlockCausalCache:
     """D2F: a finished block that nothing before it can change is fed once more, then frozen for good."""
 
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "block-causal"
 
-    def feed(self, table: BlockTable, prompt: int, pad: Tensor, visible: Tensor) -> Feed:
+    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
         start = torch.where(table.cached < 0, 0, prompt + table.cached * table.size)
         finished = (table.masks == 0) & (table.index < table.created[:, None])
         leading = finished.long().cumprod(1).sum(1)
@@ -157,4 +135,4 @@ class BlockCausalCache:
         return Feed(start, prompt + visible, torch.zeros_like(table.ended))
 
 
-Cache = NoCache | PrefixCache | DualCache | DelayedCache | ActiveCache | RollingCache | BlockCausalCache
+Cache = NoCache | PrefixCache | DualCache | DelayedCache | ActiveCache | BlockCausalCache

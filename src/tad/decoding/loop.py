@@ -138,7 +138,7 @@ class Session:
         finished = self._fill_ends(masked)
         self.table.observe(masked)
         plan = self._plan(masked)
-        feed = self.decoder.cache.feed(self.table, self.prompt, self.rows.pad, plan.visible)
+        feed = self.decoder.cache.feed(self.table, self.prompt, plan.visible)
         if self.decoder.opens_with_first(self.shift):
             # The first position's logits come from the column before it, which only an opening forward feeds.
             first = self.prompt + self.table.current * self.table.size

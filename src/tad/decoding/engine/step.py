@@ -160,7 +160,7 @@ def plan(rows: Slots, method: Method) -> None:
     rows.alive = rows.alive & masked.any(1)
     table.observe(masked)
     planned = decoder.schedule.plan(table, masked)
-    feed = decoder.cache.feed(table, rows.prompt, rows.pad, planned.visible)
+    feed = decoder.cache.feed(table, rows.prompt, planned.visible)
     candidates = planned.candidates & rows.alive[:, None]
     if decoder.opens_with_first(method.shift):
         # The first position's logits come from the column before it, which only an opening forward feeds.
