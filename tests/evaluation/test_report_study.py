@@ -116,7 +116,7 @@ def test_training_runs_are_named_by_method_and_those_of_trials_say_so(folder: Pa
     found = gather([folder])
     read_studies(found)
     names = [(run.name, run.seed, run.trial) for run in found.trainings]
-    assert names[:-1] == [("TAD-Q", 0, False), ("TAD-Q", 1, False), ("windows, window=1", 0, False)]
+    assert names[:-1] == [("TAD-Q", 0, False), ("TAD-Q", 1, False), ("windows, window 1", 0, False)]
     assert names[-1][0] in ("TAD-Q, trial 0", "TAD-Q, trial 1")  # the other one is seed 0's training
     assert names[-1][1:] == (0, True)
 
@@ -195,7 +195,7 @@ def test_methods_look_the_same_in_every_table_and_apart_within_one(part: StudyPa
     looks = give_table_looks([part])
     main, windows = looks["tiny", "main"], looks["tiny", "windows"]
     assert main == {"base": FIRST_LOOK, "Fast-dLLM": look(0), "TAD-Q": look(1)}
-    assert windows == {"base": FIRST_LOOK, "windows, window=1": look(0)}
+    assert windows == {"base": FIRST_LOOK, "windows, window 1": look(0)}
 
 
 def test_a_panel_of_one_task_says_how_many_problems_it_has(part: StudyPart) -> None:
@@ -242,7 +242,7 @@ def test_trials_of_tuning_are_in_a_fold_of_their_own_and_in_no_curve(page: str) 
 def test_rows_without_numbers_are_folded_away_and_say_why(page: str) -> None:
     shown = _Shown(page)
     assert "Fast-dLLM v2: another base model; not built" in shown.folded
-    assert "windows, window=all: not run yet" in shown.folded
+    assert "windows, window all: not run yet" in shown.folded
     assert not any("not run yet" in text or "v2" in text for text in shown.open)
 
 

@@ -55,6 +55,25 @@ def test_varied_and_inherited_methods_are_written_out(world: Path) -> None:
     assert found["v2"].absent
 
 
+def titles_of(world: Path, title: str | None) -> list[str]:
+    varied = {"title": title, "like": "tad", "vary": {"distill.objective.window": [1, "all"]}}
+    methods = study_recipe(world).model_dump(exclude_defaults=True)["methods"]
+    found = resolve_methods(study_recipe(world, methods={**methods, "windows": varied}))
+    return [one.title for name, one in found.items() if name.startswith("windows/")]
+
+
+def test_a_title_says_what_is_varied_in_its_braces_or_behind_it(world: Path) -> None:
+    assert titles_of(world, "near: {window} steps") == ["near: 1 steps", "near: all steps"]
+    assert titles_of(world, "TAD") == ["TAD, window 1", "TAD, window all"]
+    assert titles_of(world, None) == ["windows, window 1", "windows, window all"]
+
+
+@pytest.mark.parametrize("title", ["{lambda}", "{window.x}", "{window", "{0}"])
+def test_braces_with_any_other_name_are_refused(world: Path, title: str) -> None:
+    with pytest.raises(TadError, match=r"methods\.windows\.title: .* may have \{window\} in braces"):
+        titles_of(world, title)
+
+
 def test_a_recipe_that_was_written_out_and_read_again_is_the_same(world: Path) -> None:
     recipe = study_recipe(world)
     again = StudyRecipe.model_validate(recipe.model_dump(mode="json"))

@@ -130,6 +130,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], label: str) -> None:
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.set_xlim(0, 1.42 * max(bar.end for bar in bars) or 1.0)
+    axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_xlabel(label)
 
 

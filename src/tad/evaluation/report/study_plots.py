@@ -197,7 +197,8 @@ def area_panel(table: Table, looks: Mapping[str, Look], name: str) -> Panel | No
 
 def _area_bar(row: Entry, area: Estimate, look: Look) -> Bar:
     spread = area.sd or 0.0
-    seeds = f", {len(row.seeds)} seeds" if len(row.seeds) > 1 else ""
+    short = len(row.seeds) < row.planned_seeds
+    seeds = f", {len(row.seeds)} of {row.planned_seeds} seeds" if short else ""
     return Bar(
         row.title,
         area.mean,

@@ -99,12 +99,13 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
             merged = lay_over(merged, own)
         method = Method.model_validate(merged)
         below = [(one, dict(values.get("distill", {}))) for one, values in layers]
-        for suffix, varied in _vary(method):
+        for words, varied in _vary(method):
+            suffix = ",".join(f"{key}={value}" for key, value in words.items())
             full = f"{name}/{suffix}" if suffix else name
             one_of = Method.model_validate(lay_over({**merged, "vary": {}}, varied))
             found[full] = Resolved(
                 name=full,
-                title=(one_of.title or name) + (f", {suffix}" if suffix else ""),
+                title=_title(one_of.title or name, words, f"{recipe.name}: methods.{name}.title"),
                 store=one_of.store,
                 layers=[*below, (full, dict(varied.get("distill", {})))],
                 decoder=one_of.decoder or "tad",
@@ -146,15 +147,28 @@ def _lineage(recipe: StudyRecipe, name: str, above: tuple[str, ...]) -> list[tup
     return [*before, (name, given)]
 
 
-def _vary(method: Method) -> Iterator[tuple[str, Values]]:
-    """Every combination of the varied fields, by name, as changes of the method."""
+def _vary(method: Method) -> Iterator[tuple[dict[str, Any], Values]]:
+    """Every combination of the varied fields: their last names with their values, and as changes of the method."""
     for combination in itertools.product(*method.vary.values()):
         values: Values = {}
-        parts = []
+        words: dict[str, Any] = {}
         for dotted, value in zip(method.vary, combination, strict=True):
             values = set_field(values, dotted, value)
-            parts.append(f"{dotted.rpartition('.')[2]}={value}")
-        yield ",".join(parts), values
+            words[dotted.rpartition(".")[2]] = value
+        yield words, values
+
+
+def _title(title: str, words: dict[str, Any], where: str) -> str:
+    """The title with what is varied in its braces; without braces, behind it."""
+    if not words:
+        return title
+    if "{" not in title:
+        return ", ".join((title, *(f"{key} {value}" for key, value in words.items())))
+    try:
+        return title.format_map(words)
+    except (KeyError, ValueError, IndexError, AttributeError):
+        known = ", ".join(f"{{{key}}}" for key in words)
+        raise TadError(f"{where}: '{title}' may have {known} in braces, and no other names") from None
 
 
 def choose(names: list[str], pattern: str, where: str) -> list[str]:

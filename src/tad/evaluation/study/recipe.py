@@ -165,7 +165,7 @@ class Method(Recipe):
     """Parameters of the decoder, other than what the grid sets."""
     seeds: list[int] | None = None
     vary: dict[str, list[Any]] = Field(default_factory=dict)
-    """Dotted field -> values: one method for each combination, named NAME/field=value,..."""
+    """Dotted field -> values: one method for each combination, named NAME/field=value,...; `title` may have {field}."""
     absent: str | None = None
     """Why this row has no numbers: it is shown, and nothing is run."""
 
