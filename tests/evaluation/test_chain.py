@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from study_world import Listener, run_recipe
@@ -264,3 +265,46 @@ def test_the_window_command_takes_trajectories_from_all_over_the_store(
     every = [row.example for row in TrajectoryStore.open(store).rows()]
     assert len(every) > 4
     assert asked == [every[0], every[round((len(every) - 1) / 2)], every[-1]]
+
+
+# What is trained on is not evaluated
+
+
+def check_problems(
+    world: Path, collected: dict[str, Any], asked: dict[str, Any], allowed: bool = False
+) -> None:
+    changes = {
+        "collect": {"tasks": [collected]},
+        "evaluate": {"tasks": [asked]},
+        "allow_contamination": allowed,
+    }
+    run_recipe(world, **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("collected", "asked"),
+    [
+        ({"name": "gsm8k", "split": "test"}, {"name": "gsm8k"}),
+        ({"name": "gsm8k"}, {"name": "gsm8k", "split": "train"}),
+        ({"name": "nano-word", "options": {"size": 5}}, {"name": "nano-word", "split": "train"}),
+        ({"name": "jsonl", "options": {"path": "FILE"}}, {"name": "jsonl:FILE"}),
+        ({"name": "prm12k"}, {"name": "math"}),
+    ],
+)
+def test_problems_that_are_collected_are_not_evaluated_unless_allowed(
+    world: Path, collected: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    text = json.dumps([collected, asked]).replace("FILE", str(world / "questions.jsonl"))
+    collected, asked = json.loads(text)
+    with pytest.raises(TadError, match=r"is also what trajectories are collected of|is refused: "):
+        check_problems(world, collected, asked)
+    check_problems(world, collected, asked, allowed=True)
+
+
+def test_other_splits_and_other_files_are_other_problems(world: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text((world / "questions.jsonl").read_text())
+    check_problems(world, {"name": "gsm8k"}, {"name": "gsm8k"})  # train, test
+    check_problems(world, {"name": "math"}, {"name": "gsm8k", "split": "train"})
+    paths = [{"name": "jsonl", "options": {"path": str(path)}} for path in (world / "questions.jsonl", other)]
+    check_problems(world, *paths)

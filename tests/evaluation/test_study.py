@@ -74,6 +74,15 @@ def test_braces_with_any_other_name_are_refused(world: Path, title: str) -> None
         titles_of(world, title)
 
 
+def test_no_store_may_be_of_problems_that_are_evaluated(world: Path, tmp_path: Path) -> None:
+    Study(study_recipe(world), tmp_path)
+    with pytest.raises(TadError, match="is also what trajectories are collected of"):
+        Study(study_recipe(world, allow_contamination=False), tmp_path)
+    others = {"tasks": [{"name": "nano-word", "options": {"size": 4}}]}
+    stores = {"teacher": others, "plain": others}
+    Study(study_recipe(world, stores=stores, allow_contamination=False), tmp_path)
+
+
 def test_a_recipe_that_was_written_out_and_read_again_is_the_same(world: Path) -> None:
     recipe = study_recipe(world)
     again = StudyRecipe.model_validate(recipe.model_dump(mode="json"))

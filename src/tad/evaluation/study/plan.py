@@ -54,6 +54,7 @@ class Plan:
 
     def _check(self) -> None:
         """Parse what can be parsed before anything is loaded."""
+        self.recipe.check_problems(*self.recipe.stores.values())
         for name, store in self.recipe.stores.items():
             if name.startswith(".") or "/" in name:
                 raise TadError(

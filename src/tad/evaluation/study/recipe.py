@@ -8,6 +8,7 @@ which the chain or the study fills in. A section laid over another changes the f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -18,8 +19,9 @@ from tad.decoding.decoders import describe
 from tad.errors import TadError
 from tad.evaluation.recipe import EvalRecipe, EvalTask
 from tad.evaluation.sweep import Setting, plan
+from tad.tasks import check_contamination, get_task
 from tad.training.distill_recipe import DistillRecipe
-from tad.trajectories.recipe import CollectRecipe
+from tad.trajectories.recipe import CollectRecipe, TaskSection
 
 Positive = Annotated[int, Field(gt=0)]
 Values = dict[str, Any]
@@ -82,6 +84,31 @@ class ModelRecipe(Recipe):
     distill: Values = Field(default_factory=dict)
     """What all students share."""
     evaluate: EvaluateSection
+    allow_contamination: bool = False
+    """Whether problems may be evaluated that were trained on."""
+
+    def check_problems(self, *stores: Values) -> None:
+        """Refuse to evaluate on the problems that trajectories are collected of, unless the recipe allows it."""
+        if self.allow_contamination:
+            return
+        asked = {self._problems(task, ()) for task in self.evaluate.tasks}
+        for changes in stores:
+            trained = self.collect_recipe(changes).tasks
+            check_contamination([task.name for task in trained], [task.name for task in self.evaluate.tasks])
+            for task in trained:
+                if self._problems(task, ("train",)) in asked:
+                    raise TadError(
+                        f"{self.name}: evaluate.tasks: '{task.name}' is also what trajectories are collected of; "
+                        "give another split, or allow_contamination: true"
+                    )
+
+    def _problems(self, task: TaskSection | EvalTask, preferred: tuple[str, ...]) -> tuple[str, str, str]:
+        """Task, file and split; one that is not named is a preferred one, where the task has it, else its own default."""
+        found = get_task(task.name, self.data_dir, **task.options)
+        name, _, path = task.name.partition(":")
+        splits = [split for split in preferred if split in found.splits]
+        path = str(Path(path or task.options.get("path", "")).absolute())
+        return name, path, task.split or (splits or [found.default_split])[0]
 
     def collect_recipe(self, changes: Values | None = None) -> CollectRecipe:
         values = {**self.collect, **(changes or {})}
@@ -144,7 +171,7 @@ class RunRecipe(ModelRecipe):
 
     def check(self) -> None:
         """Parse every section now, so that nothing is refused after an hour."""
-        self.collect_recipe()
+        self.check_problems({})
         for name, values in self.students.items():
             self.distill_recipe(name, "store", values)
         self.eval_recipe(self.evaluate.tasks)
