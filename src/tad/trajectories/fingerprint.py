@@ -22,7 +22,9 @@ def fingerprint_model(lm: LM) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(_base_tensors(lm).items()):
         flat = tensor.detach().reshape(-1)
-        picked = torch.linspace(0, flat.numel() - 1, min(_SAMPLE, flat.numel())).long().to(flat.device)
+        last = flat.numel() - 1
+        # The places are in fp32, which rounds the last one of a large tensor to one past its end.
+        picked = torch.linspace(0, last, min(_SAMPLE, flat.numel())).long().clamp(max=last).to(flat.device)
         values = flat[picked].float().cpu().numpy().tobytes()
         digest.update(f"{name}{tuple(tensor.shape)}".encode() + values)
     return digest.hexdigest()
