@@ -259,3 +259,11 @@ def test_a_background_process_left_behind(sandbox: Sandbox) -> None:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert len(left) == 1
+
+
+@pytest.mark.parametrize("line", ['{"nonce": "é"}\n'.encode(), b"[" * 3900 + b"\n"])
+def test_a_report_that_breaks_its_reader(sandbox: Sandbox, line: bytes) -> None:
+    program = (
+        f"import os\nfor pipe in range(3, 30):\n    try: os.write(pipe, {line!r})\n    except OSError: pass"
+    )
+    assert sandbox.run(program, "assert False").reason == "tests: AssertionError"

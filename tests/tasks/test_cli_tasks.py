@@ -144,3 +144,18 @@ def test_reasons_are_shortened_to_their_kind() -> None:
     assert tasks.short_reason("different; expected 18") == "different"
     assert tasks.short_reason("program: NameError: name 'x' is not defined") == "program: NameError"
     assert tasks.short_reason("time limit") == "time limit"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("texts.txt", b"caf\xe9\n", "is not UTF-8 text"),
+        ("texts.jsonl.gz", b"text", "is not a readable gzip file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    app: typer.Typer, mine: str, tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TadError, match=f"{name}: {problem}"):
+        run(app, "grade", mine, tmp_path / name)

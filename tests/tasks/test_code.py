@@ -82,3 +82,8 @@ def test_the_longest_program_is_the_one_that_trying_everything_finds(lines: list
             if parse(program) is not None and filled > most:
                 best, most = program, filled
     assert longest_program(lines) == best
+
+
+def test_a_sum_of_hundreds_of_terms_is_kept_as_it_stands() -> None:
+    body = f"@cache\ndef f(a):\n    return {' + '.join(['a'] * 400)}"
+    assert sanitize(f"from functools import cache\n{body}\nprint(f(1))", {"f"}).split("\n", 1)[1] == body

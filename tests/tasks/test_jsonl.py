@@ -91,3 +91,11 @@ def test_an_empty_file_and_a_missing_one_are_errors(tmp_path: Path) -> None:
         get_task(f"jsonl:{tmp_path / 'none.jsonl'}").examples()
     with pytest.raises(TadError, match="needs a file: write jsonl:FILE"):
         get_task("jsonl")
+
+
+def test_tests_that_no_program_can_fail_are_refused(tmp_path: Path) -> None:
+    row = {"question": "Write f.", "tests": "import math\ndef test_f():\n    assert f() == 1"}
+    with pytest.raises(TadError, match=r"mine.jsonl:1: field 'tests' defines things and calls none"):
+        get_task(write(tmp_path / "mine.jsonl", row)).examples()
+    row["tests"] += "\ntest_f()"
+    assert get_task(write(tmp_path / "mine.jsonl", row)).examples()

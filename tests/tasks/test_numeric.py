@@ -99,3 +99,12 @@ def test_a_formatted_number_is_read_back(value: Fraction) -> None:
 def test_no_text_breaks_the_reader(text: str) -> None:
     find_numbers(text)
     extract_number(text)
+
+
+@pytest.mark.parametrize(
+    "text", [r"\frac{...}{2}", r"\boxed{\frac{...}{...}}", r"\frac{,}{3}", r"\frac{1.2.3}{4}", "0" * 5000]
+)
+def test_what_only_looks_like_a_number_is_none(text: str) -> None:
+    assert find_numbers(text) == []
+    assert not grade_number(Fraction(3), text).correct
+    assert grade_number(Fraction(3), f"It is {text}, so \\boxed{{3}}.").correct

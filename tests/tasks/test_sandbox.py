@@ -219,3 +219,34 @@ def test_packages_that_lie_under_tmp_are_found(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(packages))
     assert str(packages).startswith("/tmp/") or pytest.skip("temporary files are not under /tmp here")
     assert Sandbox(packages=True).run("import lonely; assert lonely.value == 7").passed
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_dataclass_with_an_annotation_in_quotes_works(sandbox: Sandbox, as_module: bool) -> None:
+    program = (
+        "from dataclasses import dataclass\n@dataclass\nclass Node:\n    value: int\n    next: 'Node' = None"
+    )
+    tests = "from solution import Node\nassert Node(1).value == 1"
+    assert sandbox.run(program, tests, as_module).reason == "passed"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "class TestF:\n    def test_it(self):\n        assert f() == 2",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        self.assertEqual(1, 2)\n"
+        "if __name__ == '__main__':\n    unittest.main()",
+    ],
+)
+def test_tests_that_are_never_called_do_not_pass(sandbox: Sandbox, tests: str) -> None:
+    assert sandbox.run("def f(): return 1", tests, as_module=True).reason == "tests: nothing is tested"
+
+
+def test_tests_outside_of_functions_count(sandbox: Sandbox) -> None:
+    tests = "from solution import f\ndef check(g):\n    assert g() == {}\ncheck(f)"
+    assert sandbox.run("def f(): return 1", tests.format(1), as_module=True).passed
+    assert sandbox.run("def f(): return 1", tests.format(2), as_module=True).reason == "tests: AssertionError"
+
+
+def test_a_program_that_closes_its_output_can_pass(sandbox: Sandbox) -> None:
+    assert sandbox.run("import sys\nsys.stdout.close()", "assert True").passed

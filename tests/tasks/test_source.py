@@ -182,3 +182,12 @@ def test_a_whole_file_serves_every_split(tmp_path: Path) -> None:
     (tmp_path / "things").mkdir()
     (tmp_path / "things" / "all.jsonl").write_text('{"a": 1}\n')
     assert [row["a"] for row in source.read("train", tmp_path)] == [1]
+
+
+def test_a_damaged_gzip_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    whole = bytearray(gzip.compress(b"".join(b'{"number": %d}\n' % number for number in range(1000))))
+    whole[60:90] = bytes(30)
+    path.write_bytes(bytes(whole))
+    with pytest.raises(TadError, match="is not a readable gzip file"):
+        list(read_rows(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,15 @@ def _read_texts(file: Path) -> Iterator[tuple[str, str | None, str]]:
     """Place, id (if given) and text of each entry; a file gives ids to all of them or to none."""
     if not file.is_file():
         raise TadError(f"{file}: no such file")
+    try:
+        yield from _read_entries(file)
+    except UnicodeDecodeError:
+        raise TadError(f"{file}: is not UTF-8 text") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TadError(f"{file}: is not a readable gzip file ({error})") from None
+
+
+def _read_entries(file: Path) -> Iterator[tuple[str, str | None, str]]:
     structured = file.name.endswith((".jsonl", ".jsonl.gz", ".json"))
     named: bool | None = None
     with (

@@ -31,7 +31,8 @@ def first_fence(text: str) -> str | None:
 def sanitize(text: str, roots: Collection[str] = ()) -> str:
     """The definitions in a text that may be full of other things; given roots, only what these names can reach."""
     lines = text.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip().split("\n")
-    tree = parse(longest_program(lines[:MAX_LINES]))
+    program = longest_program(lines[:MAX_LINES])
+    tree = parse(program)
     assert tree is not None
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     definitions: dict[str, ast.stmt] = {}
@@ -44,7 +45,7 @@ def sanitize(text: str, roots: Collection[str] = ()) -> str:
             definitions[name] = node
     wanted = _reachable(roots, definitions) if roots else set(definitions)
     kept = [*imports, *(node for name, node in definitions.items() if name in wanted)]
-    return "\n".join(ast.unparse(node) for node in kept)
+    return "\n".join(_spell(node, program.split("\n")) for node in kept)
 
 
 def longest_program(lines: list[str]) -> str:
@@ -75,6 +76,14 @@ def mentioned_names(program: str) -> set[str]:
     """Every name a program uses."""
     tree = parse(program)
     return _mentioned(tree) if tree is not None else set()
+
+
+def _spell(node: ast.stmt, lines: list[str]) -> str:
+    try:
+        return ast.unparse(node)
+    except RecursionError:  # a sum of hundreds of terms is nested too deep for it: the lines as they stand
+        first = min((node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))))
+        return "\n".join(lines[first - 1 : node.end_lineno])
 
 
 def _defined_name(node: ast.stmt) -> str | None:

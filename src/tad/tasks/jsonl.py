@@ -8,13 +8,14 @@ is one, else `math`).
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.tasks.code import first_fence
+from tad.tasks.code import first_fence, parse
 from tad.tasks.competition import Math, find_answer
 from tad.tasks.dataset import DatasetTask
 from tad.tasks.numeric import find_numbers, grade_number
@@ -114,6 +115,10 @@ def _read_gold(row: Row) -> tuple[str, Any]:
         source = "\n".join(row.texts("tests")) if isinstance(tests, list) else row.text("tests")
         if not source.strip():
             raise TadError(f"{row.place}: field 'tests' is empty")
+        if _only_defines(source):
+            raise TadError(
+                f"{row.place}: field 'tests' defines things and calls none; add the calls or bare asserts"
+            )
         return "tests", source
     if row.get("answer") is None:
         raise TadError(
@@ -130,6 +135,13 @@ def _read_gold(row: Row) -> tuple[str, Any]:
             raise TadError(f"{row.place}: field 'answer' is not a number: {answer!r}")
         return grader, numbers[0].value
     return grader, answer
+
+
+def _only_defines(source: str) -> bool:
+    """Whether tests consist of imports and definitions, so that every program would pass them."""
+    tree = parse(source)
+    idle = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return tree is not None and all(isinstance(node, idle) for node in tree.body)
 
 
 def _grade_text(example: Example, text: str) -> Verdict:

@@ -94,6 +94,13 @@ def format_number(value: Fraction) -> str:
 
 
 def _read_match(match: re.Match[str]) -> Fraction | None:
+    try:
+        return _read_parts(match)
+    except ValueError:  # dots in place of digits, as in \frac{...}{2}, or more digits than Python reads
+        return None
+
+
+def _read_parts(match: re.Match[str]) -> Fraction | None:
     sign = -1 if bool(match["sign"].strip()) != bool(match["inner"]) else 1
     if match["latex"]:
         above, below, digit_above, digit_below = re.fullmatch(_LATEX_FRACTION, match["latex"]).groups()  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import fnmatch
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,7 +159,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield Row(_parse_line(line, f"{path}:{number}"), f"{path}:{number}")
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TadError(f"{path}:{number + 1}: is not a readable gzip file ({error})") from None
 
 

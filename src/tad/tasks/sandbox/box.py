@@ -290,9 +290,10 @@ class Watch:
         for line in self.report.split(b"\n"):
             try:
                 report = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # the program has found the pipe
                 continue
-            if isinstance(report, dict) and secrets.compare_digest(str(report.get("nonce")), nonce):
+            given = str(report.get("nonce")) if isinstance(report, dict) else ""
+            if secrets.compare_digest(given.encode(errors="replace"), nonce.encode()):
                 return report["passed"] is True, str(report["reason"])
         if self.stopped is not None:
             return False, self.stopped
