@@ -27,7 +27,7 @@ from tad.models import DREAM, LLADA
 from tad.training.distill import build_module, build_objective, distill
 from tad.training.distill_trainer import DistillTrainer
 from tad.training.objectives import LossModule
-from tad.training.trainer import checkpoints
+from tad.training.trainer import checkpoints, last_checkpoint
 from tad.training.weights import detach
 
 WEIGHTS = "adapter_model.safetensors"
@@ -145,6 +145,62 @@ def test_resuming_continues_with_another_micro_batch_but_not_with_another_recipe
     ):
         distill(recipe(world, learning={"lr": 1e-3, "steps": 6}), tmp_path, resume=True, quiet=True)
     assert distill(recipe(world, batch={"size": 8, "micro": 2}), tmp_path, resume=True, quiet=True).finished
+
+
+def test_resuming_with_other_trajectories_is_refused(world: Path, tmp_path: Path) -> None:
+    distill(recipe(world), tmp_path / "run", stop_at=2, quiet=True)
+    lm = tad.load(world / "base", device="cpu")
+    other = write_store(tmp_path / "other", lm, 24, seed=5)
+    with pytest.raises(TadError, match="checkpoint-2: was trained on other trajectories"):
+        distill(recipe(world, trajectories=[str(other)]), tmp_path / "run", resume=True, quiet=True)
+
+
+def test_resuming_with_a_window_measured_anew_is_refused(world: Path, tmp_path: Path) -> None:
+    def measure(window: int) -> None:
+        (tmp_path / "train" / "window.json").write_text(
+            json.dumps({"windows": {"speed": {"window": window}}})
+        )
+
+    shutil.copytree(world / "train", tmp_path / "train")
+    values = recipe(
+        world, trajectories=[str(tmp_path / "train")], objective={"name": "tad", "window": "speed"}
+    )
+    measure(4)
+    distill(values, tmp_path / "run", stop_at=2, quiet=True)
+    measure(9)
+    with pytest.raises(TadError, match="window 4, which is now measured as 9"):
+        distill(values, tmp_path / "run", resume=True, quiet=True)
+    measure(4)
+    assert distill(values, tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_a_run_that_ended_before_its_result_was_written_is_resumed_to_it(
+    run: Path, world: Path, tmp_path: Path
+) -> None:
+    def fail(lm: tad.LM, step: int) -> dict[str, float]:
+        raise RuntimeError("no sandbox")
+
+    with pytest.raises(RuntimeError, match="no sandbox"):
+        distill(recipe(world, validate_every=6), tmp_path, evaluate=fail, quiet=True)
+    assert last_checkpoint(tmp_path).name == "checkpoint-6"
+    outcome = distill(recipe(world), tmp_path, resume=True, quiet=True)
+    assert (outcome.step, outcome.finished, outcome.path) == (6, True, tmp_path / "adapter")
+    assert same(run / "adapter", tmp_path / "adapter")
+
+
+def test_a_run_begun_anew_keeps_no_lines_of_the_one_before(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 0, "held_out_loss": 9.0}\n{"step": 1, "loss": 9.0}\n')
+    distill(recipe(world), tmp_path, quiet=True)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert lines(tmp_path, "held_out_loss") == []
+
+
+def test_a_line_torn_by_a_full_disk_does_not_hinder_resuming(world: Path, tmp_path: Path) -> None:
+    distill(recipe(world), tmp_path, stop_at=2, quiet=True)
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"step": 3, "lo')
+    distill(recipe(world), tmp_path, resume=True, quiet=True)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_killed_while_saving_leaves_the_previous_checkpoint_usable(

@@ -166,6 +166,20 @@ def test_a_paused_run_resumes_under_the_same_plan(run: Path, tmp_path: Path) -> 
     assert equal(*final)
 
 
+@pytest.mark.parametrize("override", ["optimization.steps=24", "seed=3", "data.widths=[192, 256]"])
+def test_resuming_with_another_recipe_is_refused(run: Path, override: str) -> None:
+    with pytest.raises(TadError, match=r"checkpoint-12: was made with .* resume with the same recipe"):
+        pretrain(recipe(override), run, resume=True, quiet=True)
+
+
+def test_a_resumed_log_has_no_line_twice(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4")
+    shutil.copy(run / "log.jsonl", tmp_path / "log.jsonl")
+    pretrain(recipe("save_every=100", "data.workers=0"), tmp_path, resume=True, quiet=True)
+    log = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert log == [2, 4, 6, 8, 10, 12]
+
+
 def test_training_goes_on_from_given_weights(run: Path, tmp_path: Path) -> None:
     pretrain(recipe(f"model.start_from={run / 'model'}", "optimization.steps=4"), tmp_path, quiet=True)
     assert losses(tmp_path)[2] < 0.9 * losses(run)[2]

@@ -31,7 +31,14 @@ from tad.training.objectives.module import checkpoint_layers
 from tad.training.optimizer import RatePlan
 from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
-from tad.training.trainer import POSITION, Progress, checkpoints, last_checkpoint
+from tad.training.trainer import (
+    POSITION,
+    Progress,
+    check_recipe,
+    checkpoints,
+    last_checkpoint,
+    trim_log,
+)
 from tad.training.weights import gather_weights, save_model, save_weights
 from tad.trajectories.window import read_window
 
@@ -106,6 +113,11 @@ def distill(
     set_seed(recipe.seed + rank)  # dropout does not
     stop = Stop(stop_at)
     start = 0 if checkpoint is None else int(read_json(checkpoint / POSITION)["step"])
+    given = {"window": asdict(objective).get("window"), "trajectories": trajectories.digest()}
+    if checkpoint is not None:
+        _check_given(checkpoint, given)
+    if arguments.should_save:
+        trim_log(out / LOG, None if checkpoint is None else start)
     trainer = DistillTrainer(
         lm,
         module,
@@ -113,18 +125,21 @@ def distill(
         steps,
         start,
         recipe.keep,
-        recipe.decides(),
+        {"recipe": recipe.decides(), "given": given},
         workers=_workers(recipe),
         held_out=held_out,
         validate_every=recipe.validate_every,
         evaluate=evaluate,
         evaluate_every=recipe.evaluation.every if recipe.evaluation else recipe.validate_every,
         args=arguments,
-        callbacks=[stop, StepLog(out / LOG, start), *([] if quiet else [Progress(RatePlan(steps, 0, 0.0))])],
+        callbacks=[stop, StepLog(out / LOG), *([] if quiet else [Progress(RatePlan(steps, 0, 0.0))])],
     )
     stop.trainer = trainer
     with stop.listening(), explained(recipe):
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if checkpoint is not None and start >= steps:
+            trainer.load_finished(checkpoint)
+        else:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finished = trainer.state.global_step >= steps
     path = write_result(trainer, recipe, out) if finished else out
     if recipe.frozen == "fp8":
@@ -328,14 +343,23 @@ def _check_directory(recipe: DistillRecipe, out: Path, resume: bool) -> Path | N
     if not resume:
         return None
     checkpoint = last_checkpoint(out)
-    before, now = read_json(checkpoint / POSITION).get("recipe", {}), recipe.decides()
-    for field in before:
-        if before[field] != now.get(field):
-            raise TadError(
-                f"{checkpoint}: was made with {field}={before[field]!r}, the recipe now says {now.get(field)!r}; "
-                "resume with the same recipe, or start another run with another --out"
-            )
+    check_recipe(checkpoint, recipe.decides())
     return checkpoint
+
+
+def _check_given(checkpoint: Path, now: dict[str, Any]) -> None:
+    """Refuse to go on with other trajectories, or with a window that has been measured anew: recipes only name them."""
+    before = read_json(checkpoint / POSITION).get("given", now)
+    if before["trajectories"] != now["trajectories"]:
+        raise TadError(
+            f"{checkpoint}: was trained on other trajectories than these stores hold now; "
+            "resume with the same ones, or start another run with another --out"
+        )
+    if before["window"] != now["window"]:
+        raise TadError(
+            f"{checkpoint}: was made with objective.window {before['window']}, which is now measured as {now['window']}; "
+            "measure it as before, or start another run with another --out"
+        )
 
 
 def _workers(recipe: DistillRecipe) -> int:

@@ -80,7 +80,12 @@ class DistillTrainer(ResumableTrainer):
             )
 
     def position(self, step: int) -> dict[str, Any]:
-        return {"step": step, "recipe": self.decides}
+        return {"step": step, **self.decides}
+
+    def load_finished(self, checkpoint: Path) -> None:
+        """Take over the last checkpoint of a run that was stopped between its last step and its result."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state.global_step = self.start
 
     def get_train_dataloader(self) -> DataLoader:
         parts = self.data.accumulation
@@ -302,12 +307,8 @@ class _AtStart(TrainerCallback):
 class StepLog(TrainerCallback):
     """One JSON line per logged step, and per look at held-out data."""
 
-    def __init__(self, path: Path, resumed_at: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path, self.began = path, time.monotonic()
-        if resumed_at is not None and path.is_file():  # a killed run has lines beyond its last checkpoint
-            lines = path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if json.loads(line)["step"] <= resumed_at]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **unused: Any) -> None:
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:

@@ -28,8 +28,10 @@ from tad.training.trainer import (
     Objective,
     Progress,
     StreamTrainer,
+    check_recipe,
     checkpoints,
     last_checkpoint,
+    trim_log,
 )
 
 RESULT = "model"
@@ -54,9 +56,14 @@ def pretrain(
     if not resume and (checkpoints(out) or (out / RESULT).exists()):
         raise TadError(f"{out}: already holds a run; pass --resume to go on with it, or another --out")
     checkpoint = last_checkpoint(out) if resume else None
+    if checkpoint is not None:
+        check_recipe(checkpoint, recipe.decides())
     shutil.rmtree(out / "unfinished", ignore_errors=True)
     family = family_named(recipe.model.family)
     set_seed(recipe.seed)
+    started_at = None if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
+    if int(os.environ.get("RANK", 0)) == 0:
+        trim_log(out / LOG, started_at)
     stream = TokenStream(
         stream_spec(recipe),
         worker_count(recipe),
@@ -81,6 +88,7 @@ def pretrain(
         pretraining_objective(family, recipe.optimization),
         recipe.seed,
         recipe.keep,
+        recipe.decides(),
         model=model,
         args=training_arguments(recipe, out),
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, plan)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -102,3 +102,12 @@ class PretrainRecipe(Recipe):
     """Checkpoints kept for resuming."""
     shard: str = "15MB"
     """Largest weight file of the result."""
+
+    def decides(self) -> dict[str, Any]:
+        """The part that decides the result of a run that has begun."""
+        values = self.model_dump(mode="json")
+        for name in ("name", "compile", "log_every", "save_every", "keep", "shard"):
+            values.pop(name)
+        values["data"].pop("workers")
+        values["model"].pop("start_from")
+        return values

@@ -8,6 +8,7 @@ the trajectory's id: not on other trajectories, batches or processes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,15 @@ class TrajectorySet:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def digest(self) -> str:
+        """Of everything training sees of them, in order."""
+        found = hashlib.blake2b(digest_size=8)
+        for row in self.rows:
+            for values in (row.plain_ids, row.privileged_ids, row.tokens, row.reveal):
+                found.update(len(values).to_bytes(4, "little") + values.tobytes())
+            found.update(f"{row.id} {row.n_real}".encode())
+        return found.hexdigest()
 
     def steps(self, filler: bool) -> np.ndarray:
         """The number of states of each trajectory; those past the end of the answer only with `filler`."""

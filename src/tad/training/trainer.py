@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from tad.errors import TadError
+from tad.files import read_lines, write_whole
 from tad.training.optimizer import RatePlan
 from tad.training.stream import TokenStream
 
@@ -72,14 +73,20 @@ class StreamTrainer(ResumableTrainer):
     """Trains on a `TokenStream` with an `Objective`."""
 
     def __init__(
-        self, stream: TokenStream, objective: Objective, seed: int, keep: int, **settings: Any
+        self,
+        stream: TokenStream,
+        objective: Objective,
+        seed: int,
+        keep: int,
+        decides: dict[str, Any],
+        **settings: Any,
     ) -> None:
         super().__init__(keep, **settings)
-        self.stream, self.objective, self.noise_seed = stream, objective, seed
+        self.stream, self.objective, self.noise_seed, self.decides = stream, objective, seed, decides
         self.generator = torch.Generator(device=self.args.device)
 
     def position(self, step: int) -> dict[str, Any]:
-        return dict(self.stream.position(step))
+        return {**self.stream.position(step), "recipe": self.decides}
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.stream, batch_size=None, pin_memory=self.args.device.type == "cuda")
@@ -121,6 +128,24 @@ def last_checkpoint(directory: Path) -> Path:
     if not found:
         raise TadError(f"{directory}: no checkpoint to resume from; start without --resume")
     return found[-1]
+
+
+def check_recipe(checkpoint: Path, now: dict[str, Any]) -> None:
+    """Refuse to go on with what decides another result than the recipe that the checkpoint was made with."""
+    before = json.loads((checkpoint / POSITION).read_text(encoding="utf-8")).get("recipe", {})
+    for field in before:
+        if before[field] != now.get(field):
+            raise TadError(
+                f"{checkpoint}: was made with {field}={before[field]!r}, the recipe now says {now.get(field)!r}; "
+                "resume with the same recipe, or start another run with another --out"
+            )
+
+
+def trim_log(path: Path, step: int | None) -> None:
+    """Drop the lines beyond the checkpoint that a run goes on from, which a killed run leaves; all where it begins anew."""
+    if path.is_file():
+        kept = [] if step is None else [line for line in read_lines(path) if line["step"] <= step]
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class Minutes(TrainerCallback):
