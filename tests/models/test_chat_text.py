@@ -239,3 +239,18 @@ def test_a_saved_dream_tokenizer_loads_again(tmp_path: Path) -> None:
     again = tad.load(folder)
     assert again.encode(TALK) == lm.encode(TALK)
     assert again.tokens == lm.tokens
+
+
+def test_of_several_named_templates_the_default_is_used(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada", tokenizer=True)
+    plain = tad.load(folder).encode(TALK)
+    named = [{"name": "default", "template": STUBBORN}, {"name": "tool_use", "template": "none"}]
+    edit_json(folder / "tokenizer_config.json", chat_template=named)
+    assert tad.load(folder).encode(TALK) == plain
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_half_a_surrogate_pair_is_refused_in_words(tmp_path: Path, raw: bool) -> None:
+    lm = tad.load(write_checkpoint(tmp_path / "model", "llada", tokenizer=True))
+    with pytest.raises(TadError, match="of the text is no character; was its source not UTF-8"):
+        tad.generate(lm, "caf\udce9", gen_length=32, raw=raw)

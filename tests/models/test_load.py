@@ -390,3 +390,29 @@ def test_under_torchrun_the_default_device_is_the_process_s_own(monkeypatch: pyt
     assert lm._default_device() == "cuda"
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert lm._default_device() == "cuda:3"
+
+
+def test_of_a_whole_file_and_shards_the_one_that_is_checked_is_the_one_that_is_loaded(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llada", shard="60KB")
+    tiny_model("llada", seed=7).save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    assert torch.equal(tad.load(folder).model(IDS).logits, tiny_model("llada", seed=7)(IDS).logits)
+    whole = folder / "model.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-8])
+    with pytest.raises(TadError, match=r"model.safetensors: is truncated"):
+        tad.load(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rotary_parameters_in_the_newer_form_are_read_or_refused(tmp_path: Path, family: str) -> None:
+    folder = write_checkpoint(tmp_path / "model", family, rope_theta=100.0)
+    wanted = tad.load(folder).model(IDS).logits
+    edit_json(
+        folder / "config.json", rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 100.0}
+    )
+    assert torch.equal(tad.load(folder).model(IDS).logits, wanted)
+    edit_json(
+        folder / "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+    )
+    with pytest.raises(TadError, match=r"rotary positions of type 'yarn' are not supported"):
+        tad.load(folder)

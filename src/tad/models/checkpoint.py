@@ -186,7 +186,10 @@ class Checkpoint:
 
     @cached_property
     def shards(self) -> list[Path]:
-        """The safetensors files, all present."""
+        """The safetensors files, all present: of a whole file and an index the whole file, as transformers loads it."""
+        single = self.folder / SINGLE
+        if single.is_file():
+            return [single]
         index = self.folder / INDEX
         if index.exists():
             names = self._weight_map().values()
@@ -195,9 +198,6 @@ class Checkpoint:
                 if not file.is_file():
                     raise TadError(f"{file}: missing, though {INDEX} names it; copy or download it")
             return files
-        single = self.folder / SINGLE
-        if single.is_file():
-            return [single]
         if list(self.folder.glob("*.bin")) or list(self.folder.glob("*.pt")):
             raise TadError(f"{self.folder}: only pickled weights here; convert them to safetensors first")
         raise TadError(f"{self.folder}: no weights here (expected {SINGLE} or {INDEX})")
@@ -219,7 +219,7 @@ class Checkpoint:
                 if name in found:
                     raise TadError(f"{file}: has {name}, which {found[name].file.name} has too")
                 found[name] = stored
-        if (self.folder / INDEX).exists():
+        if (self.folder / INDEX).exists() and not (self.folder / SINGLE).is_file():
             for name, file_name in self._weight_map().items():
                 if name not in found or found[name].file.name != file_name:
                     raise TadError(f"{self.folder / INDEX}: says {name} is in {file_name}, but it is not")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from tad.errors import TadError
-from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape
+from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta
 
 _FIXED = {"hidden_act": "silu", "use_sliding_window": False, "rope_scaling": None, "use_mrope": False}
 
@@ -51,7 +51,7 @@ class DreamConfig(PreTrainedConfig):
             vocab=self.vocab_size,
             context=self.max_position_embeddings,
             eps=self.rms_norm_eps,
-            theta=self.rope_theta,
+            theta=read_theta(self),
             qkv_bias=True,
             bias=False,
             tied=self.tie_word_embeddings,

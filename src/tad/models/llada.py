@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from tad.errors import TadError
-from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape
+from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta
 
 # Switches of the original code base that no released checkpoint uses; a checkpoint that does is refused, not misread.
 _FIXED = {
@@ -70,7 +70,7 @@ class LLaDAConfig(PreTrainedConfig):
             vocab=self.embedding_size or self.vocab_size,
             context=self.max_sequence_length,
             eps=self.rms_norm_eps,
-            theta=self.rope_theta,
+            theta=read_theta(self),
             qkv_bias=self.include_bias or self.include_qkv_bias,
             bias=self.include_bias,
             tied=self.weight_tying,

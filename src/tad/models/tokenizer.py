@@ -64,7 +64,8 @@ def render_chat(tokenizer: Any, family: Family, messages: list[Message], prefix:
     _check(messages)
     from jinja2.exceptions import TemplateError
 
-    template = tokenizer.chat_template or family.chat_template
+    own = tokenizer.chat_template
+    template = (own.get("default") if isinstance(own, dict) else own) or family.chat_template
     try:
         text = tokenizer.apply_chat_template(
             messages, chat_template=template, tokenize=False, add_generation_prompt=True
@@ -92,6 +93,12 @@ def encode_chat(tokenizer: Any, family: Family, messages: list[Message], prefix:
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of a text and nothing around it; special tokens written in the text are recognised."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TadError(
+            f"character {error.start + 1} of the text is no character; was its source not UTF-8?"
+        ) from None
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 

@@ -45,6 +45,17 @@ class Shape:
         return self.width // self.heads
 
 
+def read_theta(config: Any) -> float:
+    """The base of the rotary angles. Newer tools write it into `rope_parameters`; scaled positions are refused."""
+    given = getattr(config, "rope_parameters", None) or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default":
+        raise TadError(
+            f"config.json: rotary positions of type {kind!r} are not supported (only 'default' is)"
+        )
+    return cast(float, given.get("rope_theta", config.rope_theta))
+
+
 @dataclass(frozen=True)
 class Names:
     """Where a family's released checkpoints keep each part: dotted paths, the layer's own relative to the layer."""
