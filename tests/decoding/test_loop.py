@@ -168,3 +168,25 @@ def test_bad_prompt_is_an_error_that_names_it(prompt: list[int], message: str) -
     with pytest.raises(TadError, match="prompt 1") as error:
         decode(tiny("llada"), [tiny_prompts("llada")[0], prompt], gen_length=64)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("decoder", ["tad", "fast-dllm-dual", "one-by-one", "llada", "d2f"])
+def test_outputs_that_are_not_numbers_end_the_decoding(
+    lm: LM, prompts: list[list[int]], decoder: str
+) -> None:
+    weight = next(iter(lm.model.layers())).part(lm.model.names.query).weight
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight[0, 0] = float("nan")
+    try:
+        with pytest.raises(TadError, match="not numbers"):
+            decode(lm, prompts, decoder=decoder, gen_length=32)
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+def test_a_seed_that_does_not_fit_is_refused(lm: LM, prompts: list[list[int]]) -> None:
+    with pytest.raises(TadError, match="seed 9223372036854775808 should fit"):
+        decode(lm, prompts, gen_length=32, seed=2**63)
+    assert decode(lm, prompts[:1], gen_length=32, seed=-(2**63), temperature=1.0)

@@ -58,6 +58,9 @@ def decode(
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
     if len(seeds) != len(prompts):
         raise TadError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one per prompt, or a single one")
+    for one in seeds:
+        if not -(2**63) <= one < 2**63:
+            raise TadError(f"seed {one} should fit into 64 bits")
     for row, prompt in enumerate(prompts):
         check_prompt(lm, prompt, gen_length, f"prompt {row}")
     size = batch_size or max(1, len(prompts))

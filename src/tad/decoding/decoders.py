@@ -201,7 +201,7 @@ FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
 }
 
 
-def get_decoder(name: str | Decoder, family: str = "llada", **overrides: Any) -> Decoder:
+def get_decoder(name: str | Decoder, family: str = "llada", /, **overrides: Any) -> Decoder:
     """The named decoder with its defaults for a family, and overrides applied."""
     if isinstance(name, Decoder):
         decoder = name

@@ -22,6 +22,7 @@ from tad.decoding.rows import Rows, extend_cache, resize_table
 from tad.decoding.rule import Candidates, Credit, Quota, force_progress
 from tad.decoding.schedule import Plan
 from tad.decoding.table import BlockTable, append_rows, keep_rows
+from tad.errors import TadError
 from tad.models import AttentionRule, MaskedDiffusionModel, SpecialTokens
 from tad.models.cache import KVCache
 
@@ -81,6 +82,7 @@ class Session:
         self.device = model.device
         self.prompt = self.length = 0  # columns of the prompts and of the generated parts
         self.members: dict[int, Member] = {}  # by name, in the order of the rows
+        self._broken = torch.zeros((), dtype=torch.bool, device=self.device)  # a proposal was not a number
 
     def __len__(self) -> int:
         return len(self.members)
@@ -148,7 +150,10 @@ class Session:
         # The one read of this step: who is finished, what to feed, how many candidates.
         gap = torch.zeros_like(feed.start[:, None]).expand(-1, 2) if feed.gap is None else feed.gap
         columns = (finished.long(), feed.start, feed.end, count, self.table.forwards_in_block, *gap.unbind(1))
-        facts = torch.stack(columns, dim=1).tolist()
+        broken = self._broken.long().expand_as(count)
+        facts = torch.stack((*columns, broken), dim=1).tolist()
+        if any(fact.pop() for fact in facts):
+            raise TadError("the model's outputs are not numbers (nan); load it with dtype bf16 or fp32")
         done: dict[int, Decoded] = {}
         if any(fact[0] for fact in facts):
             done = self._collect([i for i, fact in enumerate(facts) if fact[0]])
@@ -162,6 +167,7 @@ class Session:
         candidates = self._candidates(plan, feed.opening, max(counts), spent)
         hidden = self._forward(starts, ends, gaps, candidates.position)
         proposal = self._propose(hidden, candidates)
+        self._broken = (proposal.confidence.isnan() & candidates.valid).any()
         score = proposal.score(self.decoder.rule.score)
         reveal = self.decoder.rule.reveal(proposal, candidates) & candidates.valid
         reveal = force_progress(reveal, score, candidates, self.table.blocks)
