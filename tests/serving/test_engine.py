@@ -15,6 +15,7 @@ import pytest
 from live_server import wait_until
 
 from tad.decoding import decode, get_decoder
+from tad.decoding.loop import Session
 from tad.models import LM
 from tad.serving import Begun, Engine, Event, Failed, Finished, Job, RefusedError, Revealed
 
@@ -378,3 +379,28 @@ def test_rows_of_a_similar_width_share_forwards_and_others_do_not(
         gate.let(1000)
         for one in heard:
             one.end()
+
+
+def test_a_failure_between_forwards_leaves_nobody_waiting(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave, fails = Session.leave, [True]
+
+    def fail_once(session: Session, names: Any) -> None:
+        if fails:
+            fails.pop()
+            raise RuntimeError("out of memory")
+        leave(session, names)
+
+    monkeypatch.setattr(Session, "leave", fail_once)
+    with running(plain, batch=2) as engine:
+        first, second, third = Heard(), Heard(), Heard()
+        engine.submit(job(plain, "a", length=8), first)
+        engine.submit(job(plain, "b", length=32), second)
+        for heard in (first, second):
+            event = heard.end(20)
+            assert isinstance(event, (Failed, Finished))
+        assert not fails
+        engine.submit(job(plain, "c"), third)
+        assert isinstance(third.end(20), Finished)
+        assert engine.alive
+        assert (engine.running, engine.waiting) == (0, 0)
+        assert engine.counts.failed >= 1

@@ -233,13 +233,17 @@ class Engine:
     # On the engine's thread
 
     def _run(self) -> None:
-        while True:
-            self._receive()
-            self._drop()
-            if self._closed and not (self._running or self._waiting):
-                return
-            self._admit()
-            self._step()
+        while not (self._closed and not (self._running or self._waiting)):
+            try:
+                self._receive()
+                self._drop()
+                self._admit()
+                self._step()
+            except Exception:  # a thread that ends here would leave every client waiting
+                log.exception("the engine failed between forwards; all running requests fail")
+                self._sessions.clear()
+                for ticket in list(self._running.values()):
+                    self._close_ticket(ticket, _INTERNAL)
 
     def _receive(self) -> None:
         """Take what came in; sleep where there is nothing to do."""
