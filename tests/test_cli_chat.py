@@ -296,3 +296,14 @@ def test_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_command_is_registered_without_loading_torch() -> None:
     code = "import sys; sys.argv = ['tad']; import tad.cli.chat; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_adapter_can_be_switched_where_other_commands_merge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tad.LM, "merge_on_gpu", tad.LM.merge)  # as on a GPU
+    base = write_checkpoint(tmp_path / "base")
+    tad.load(base, device="cpu").attach(rank=4).save_pretrained(tmp_path / "adapter")
+    options = ("--adapter", str(tmp_path / "adapter"), *SHORT)
+    result = pipe(str(base), "hello", "/adapter off", "hello", options=options)
+    assert result.exit_code == 0

@@ -471,3 +471,34 @@ def test_every_name_is_in_the_documentation() -> None:
 def test_commands_are_registered_without_loading_torch() -> None:
     code = "import sys; sys.argv = ['tad']; import tad.cli.decode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_only_newlines_end_a_prompt(model: str, tmp_path: Path) -> None:
+    prompts = ["a\u2028b", "c\x0cd\x85e"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts)
+    (tmp_path / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    for name in ("prompts.txt", "prompts.jsonl"):
+        result = run("generate", model, "--file", str(tmp_path / name), "--json", *SHORT)
+        assert [json.loads(line)["prompt"] for line in result.stdout.strip().split("\n")] == prompts
+
+
+@pytest.mark.parametrize("key", ["name", "family"])
+def test_a_word_that_is_no_parameter_is_refused_whatever_it_is(model: str, key: str) -> None:
+    with pytest.raises(TadError, match=f"decoder 'tad' has no parameter '{key}'"):
+        run("generate", model, "hello", "--set", f"{key}=x")
+
+
+def test_standard_input_that_is_not_utf_8_is_refused_in_words(model: str) -> None:
+    command = [sys.executable, "-m", "tad", "generate", model, *SHORT]
+    for locale in ("C.UTF-8", "C"):
+        done = subprocess.run(
+            command,
+            input=b"caf\xe9\n",
+            capture_output=True,
+            check=False,
+            env={"LC_ALL": locale, "TAD_ENGINE": ""},
+        )
+        assert done.returncode == 2
+        assert b"UTF-8" in done.stderr
+        assert done.stderr.startswith(b"error: standard input")

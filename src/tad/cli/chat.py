@@ -68,7 +68,7 @@ def chat(
 
         # What does not depend on the model is refused before its weights are read.
         get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
-        lm = _load(model, adapter, device, dtype, to_decode=True)
+        lm = _load(model, adapter, device, dtype)  # not merged: /adapter switches it
     if lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; a conversation needs one")
     engine = Engine(lm, batch=1, queue=1, queue_seconds=float("inf"), seconds=float("inf"))

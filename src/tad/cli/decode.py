@@ -120,7 +120,10 @@ def _questions(prompt: str | None, file: Path | None, ids: str | None) -> list[_
         return [_Question(prompt, "prompt")]
     if prompt is None and file is None and sys.stdin.isatty():
         raise TadError("no prompt: give it as an argument, with --file, or on standard input")
-    text = sys.stdin.read()
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise TadError(f"standard input: not UTF-8 text (byte {error.start})") from None
     return _split(text, "standard input", jsonl=text.lstrip().startswith('{"'))
 
 
@@ -134,7 +137,7 @@ def _parse_ids(text: str) -> list[int]:
 def _split(text: str, where: str, jsonl: bool) -> list[_Question]:
     """One prompt per line that is not blank."""
     found = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON text may hold U+2028
         if line.strip():
             place = f"{where}:{number}"
             found.append(_Question(_parse_line(line, place) if jsonl else line, place))
