@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tad.tasks.sandbox import Limits, Sandbox
+from tad.tasks.sandbox import Limits, Sandbox, box
+from tad.tasks.sandbox.calls import filter_program
 
 UNSAFE = Sandbox(contained=False)
 
@@ -267,3 +268,20 @@ def test_a_report_that_breaks_its_reader(sandbox: Sandbox, line: bytes) -> None:
         f"import os\nfor pipe in range(3, 30):\n    try: os.write(pipe, {line!r})\n    except OSError: pass"
     )
     assert sandbox.run(program, "assert False").reason == "tests: AssertionError"
+
+
+@pytest.mark.skipif(filter_program() is None, reason="the calls of this machine are not known")
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nfor _ in range(4):\n    os.write(os.memfd_create('hidden'), bytes(1 << 20))",
+        "import ctypes\nfor _ in range(4):\n    assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
+        "import ctypes\nassert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
+    ],
+)
+def test_memory_that_no_process_holds(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    assert sandbox.run(program).reason.startswith(("program: PermissionError", "program: AssertionError"))
+    monkeypatch.setattr(box, "open_filter", lambda: None)
+    assert sandbox.run(program).passed

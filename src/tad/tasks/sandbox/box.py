@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
+from tad.tasks.sandbox.calls import open_filter
 from tad.tasks.sandbox.tree import interpreter_tree
 from tad.tasks.task import Progress
 
@@ -122,7 +123,7 @@ class Sandbox:
         payload = json.dumps({**asdict(job), "limits": asdict(self.limits), "paths": self.paths}).encode()
         message = b"%016d" % len(payload) + payload + nonce.encode()
         with contextlib.ExitStack() as ours:
-            command, options = self._command(ours)
+            command, options, passed = self._command(ours)
             with contextlib.ExitStack() as theirs:
                 job_read, job_write = _open_pipe(theirs, ours)
                 report_write, report_read = reversed(_open_pipe(ours, theirs))
@@ -144,7 +145,7 @@ class Sandbox:
                     stdin=subprocess.DEVNULL,
                     stdout=output_write,
                     stderr=output_write,
-                    pass_fds=(job_read, report_write),
+                    pass_fds=(job_read, report_write, *passed),
                     env={},
                     **options,
                 )
@@ -155,17 +156,25 @@ class Sandbox:
                 _end(process, group=not self.contained)
         return watch.outcome(nonce)
 
-    def _command(self, stack: contextlib.ExitStack) -> tuple[list[str], dict[str, Any]]:
+    def _command(self, stack: contextlib.ExitStack) -> tuple[list[str], dict[str, Any], list[int]]:
+        """What comes before the interpreter's arguments, options of `Popen`, and files to pass on."""
         if self.contained:
-            command = _contained_command(self.limits.scratch, tuple(self.paths))
+            bwrap, *arguments = _contained_command(self.limits.scratch, tuple(self.paths))
+            passed = []
+            if (calls := open_filter()) is not None:
+                stack.callback(os.close, calls)
+                passed.append(calls)
+                arguments = ["--seccomp", str(calls), *arguments]
+            command = [bwrap, *arguments]
             if os.getuid() != 0:
-                return command, {}
+                return command, {}, passed
             if setpriv := shutil.which("setpriv", path=SYSTEM_PATH):
                 # Cheaper than the option below, with which Python has to copy this process's page tables.
-                return [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command], {}
-            return command, {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+                command = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command]
+                return command, {}, passed
+            return command, {"user": NOBODY, "group": NOBODY, "extra_groups": []}, passed
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tad-unsafe-"))
-        return [str(Path(sys.executable).resolve())], {"cwd": scratch, "start_new_session": True}
+        return [str(Path(sys.executable).resolve())], {"cwd": scratch, "start_new_session": True}, []
 
 
 ADVICE = "install bubblewrap (apt install bubblewrap) and allow user namespaces, or accept the risk with --unsafe-no-sandbox"
