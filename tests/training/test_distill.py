@@ -24,7 +24,8 @@ from tiny_store import recipe, write_store, write_world
 import tad
 from tad.errors import TadError
 from tad.models import DREAM, LLADA
-from tad.training.distill import build_module, build_objective, distill
+from tad.training.batches import Split
+from tad.training.distill import build_module, build_objective, distill, training_arguments
 from tad.training.distill_trainer import DistillTrainer
 from tad.training.objectives import LossModule
 from tad.training.trainer import checkpoints, last_checkpoint
@@ -503,6 +504,18 @@ def test_running_out_of_memory_names_the_settings_that_help(
 def test_a_directory_with_a_run_is_not_overwritten(run: Path, world: Path) -> None:
     with pytest.raises(TadError, match="--resume"):
         distill(recipe(world), run, quiet=True)
+
+
+def test_a_gpu_that_is_named_is_the_one_that_is_trained_on(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    values = recipe(world, device="cuda:1", precision="fp32")
+    arguments = training_arguments(values, tmp_path, Split(8, 4))
+    assert arguments.device == torch.device("cuda:1")
+    assert chosen[-1] == torch.device("cuda:1")
 
 
 def test_an_adapter_beside_full_training_is_refused() -> None:

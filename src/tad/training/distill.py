@@ -248,8 +248,17 @@ def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> Traini
         remove_unused_columns=False,
         **settings,
     )
+    if cuda and split.ranks == 1 and recipe.device is not None:
+        _choose_gpu(arguments, torch.device(recipe.device))
     arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs are for several processes, not for one
     return arguments
+
+
+def _choose_gpu(arguments: TrainingArguments, device: torch.device) -> None:
+    """Train on the GPU that the recipe names: the library itself always takes the first."""
+    if device.index is not None:
+        torch.cuda.set_device(device)
+        arguments.__dict__["_setup_devices"] = device  # a cached property
 
 
 def write_result(trainer: DistillTrainer, recipe: DistillRecipe, out: Path) -> Path:
