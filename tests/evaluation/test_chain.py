@@ -99,6 +99,7 @@ def test_training_that_was_stopped_is_resumed(world: Path, tmp_path: Path) -> No
     ("changes", "message"),
     [
         ({"collect": {"seed": 7}}, "holds trajectories of another run: recipe.seed"),
+        ({"window": {"states": 3}}, r"was measured with window\.states=2, the recipe now says 3"),
         ({"distill": {"learning": {"lr": 0.5}}}, "was trained with learning="),
         ({"evaluate": {"gen_length": 32}}, "holds another run: gen_length"),
     ],
@@ -118,6 +119,17 @@ def test_stages_in_the_wrong_order_say_which_one_is_missing(world: Path, tmp_pat
         chain.run(("evaluate",))
     with pytest.raises(TadError, match="stage 'destill' is not known"):
         chain.run(("destill",))
+
+
+def test_a_store_that_is_not_complete_is_neither_measured_nor_trained_on(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done[0] / "trajectories", out / "trajectories")
+    (out / "trajectories" / "shard-00001.parquet").unlink()
+    for stage in ("window", "distill"):
+        with pytest.raises(TadError, match="1 shards are still missing; run the stage 'collect' first"):
+            Chain(run_recipe(world), out).run((stage,))
 
 
 def test_what_cannot_be_graded_here_is_said_before_anything_is_collected(

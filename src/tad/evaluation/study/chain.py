@@ -108,6 +108,7 @@ class Chain:
             self.questions.check_graders()  # now, and not after hours of training
         create_folder(self.out)
         with writing(self.out):
+            self._check_window()
             self._record()
             try:
                 for name in STAGES:
@@ -150,7 +151,7 @@ class Chain:
             )
 
     def _window(self) -> None:
-        self._need(self.store / STORE, "collect")
+        self._need_store()
         with self.watch.stage(
             "Window: the student's confidence in the teacher's tokens by steps until their reveal"
         ):
@@ -164,6 +165,7 @@ class Chain:
                 self.watch.say(line)
 
     def _distill(self) -> None:
+        self._need_store()
         self._need(self.store / WINDOW, "window")
         for name, values in self.recipe.students.items():
             recipe = self.recipe.distill_recipe(name, str(self.store), values)
@@ -248,6 +250,28 @@ class Chain:
     def _need(self, path: Path, stage: str) -> None:
         if not path.is_file():
             raise TadError(f"{path}: missing; run the stage '{stage}' first")
+
+    def _need_store(self) -> None:
+        """A store that was stopped has its description, and not all of its shards."""
+        self._need(self.store / STORE, "collect")
+        missing = TrajectoryStore.open(self.store).missing()
+        if missing:
+            raise TadError(
+                f"{self.store}: {len(missing)} shards are still missing; run the stage 'collect' first"
+            )
+
+    def _check_window(self) -> None:
+        """Refuse to pass over a window that was measured with other settings."""
+        path = self.out / RECORD
+        if not (self.store / WINDOW).is_file() or not path.is_file():
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))["recipe"]["window"]
+        for field, value in self.recipe.window.model_dump(mode="json", exclude={"batch_size"}).items():
+            if before.get(field) != value:
+                raise TadError(
+                    f"{self.store / WINDOW}: was measured with window.{field}={before.get(field)!r}, the recipe now says "
+                    f"{value!r}; use another --out directory"
+                )
 
     def _record(self) -> None:
         path = self.out / RECORD
