@@ -55,6 +55,13 @@ def test_varied_and_inherited_methods_are_written_out(world: Path) -> None:
     assert found["v2"].absent
 
 
+def test_varied_fields_that_end_alike_are_refused(world: Path) -> None:
+    vary = {"distill.objective.floor": [0.1, 0.2], "settings.floor": [0.1, 0.2]}
+    recipe = study_recipe(world, methods={"both": {"like": "tad", "vary": vary}})
+    with pytest.raises(TadError, match=r"methods\.both\.vary: .* share names"):
+        resolve_methods(recipe)
+
+
 def titles_of(world: Path, title: str | None) -> list[str]:
     varied = {"title": title, "like": "tad", "vary": {"distill.objective.window": [1, "all"]}}
     methods = study_recipe(world).model_dump(exclude_defaults=True)["methods"]
@@ -318,6 +325,18 @@ def test_trials_come_first_and_the_best_one_is_taken_over_by_its_likes(world: Pa
     assert "2 trials for each method" in text
     runs = [Results.open(path.parent).meta for path in (tmp_path / "answers").rglob("eval.json")]
     assert {run.planned for run in runs} == {6, 12}
+
+
+def test_trials_without_any_verdict_wait_for_one(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study(study_recipe(world, seeds=[0], **tuned(world)), tmp_path, watch := Listener())
+    with monkeypatch.context() as patch:
+        patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+        assert not study.run(only=["tad"])
+    assert any("waits for its tuning" in line for line in watch.lines)
+    assert "not run yet" in (tmp_path / "tables" / "tuning.md").read_text()
+    assert Study(study_recipe(world, seeds=[0], **tuned(world)), tmp_path).run(only=["tad"])
 
 
 def test_tuning_is_fair_and_never_on_the_test_split(world: Path) -> None:

@@ -98,6 +98,11 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
             own = values if one == name else {k: v for k, v in values.items() if k not in _OWN}
             merged = lay_over(merged, own)
         method = Method.model_validate(merged)
+        fields = [dotted.rpartition(".")[2] for dotted in method.vary]
+        if len(set(fields)) < len(fields):
+            raise TadError(
+                f"{recipe.name}: methods.{name}.vary: {', '.join(method.vary)} end alike, so their methods would share names"
+            )
         below = [(one, dict(values.get("distill", {}))) for one, values in layers]
         for words, varied in _vary(method):
             suffix = ",".join(f"{key}={value}" for key, value in words.items())

@@ -168,8 +168,9 @@ class Plan:
         found = []
         for number, cell in enumerate(self.trials_of(name)):
             own = self._answers(name, [cell])
-            scored = None if own is None or base is None else score_trial(own, base, self.recipe.below)
-            score, accuracy, speed = scored or (None, None, None)
+            score, accuracy, speed = None, None, None
+            if own is not None and base is not None and own.graded & base.graded:
+                score, accuracy, speed = score_trial(own, base, self.recipe.below)
             found.append(Trial(name, number, tuning.trials_of(name)[number], score, accuracy, speed))
         best = choose_trial(found)
         return [Trial(**{**asdict(trial), "chosen": trial.number == best}) for trial in found]
