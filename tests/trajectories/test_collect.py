@@ -74,6 +74,23 @@ def test_rows_do_not_depend_on_the_batch_size(world: Path, tmp_path: Path, famil
     assert content(one) == content(many)
 
 
+def test_a_task_named_twice_is_graded_with_the_options_of_each(world: Path, tmp_path: Path) -> None:
+    task = {"name": "jsonl", "options": {"path": str(world / "questions.jsonl")}}
+    recipe = parse_recipe(CollectRecipe, values(world, tasks=[task, task], shard_size=2 * EXAMPLES))
+    collector = Collector(load(recipe.model, device="cpu"), recipe)
+    asked = []
+    for task_of in (collector.items[0].task, collector.items[-1].task):
+        grade_many = task_of.grade_many
+
+        def watch(pairs, *rest, grade_many=grade_many):
+            asked.append(len(pairs))
+            return grade_many(pairs, *rest)
+
+        task_of.grade_many = watch
+    collector.grade(collector.generate(0))
+    assert asked == [EXAMPLES, EXAMPLES]
+
+
 def revealed(store: TrajectoryStore) -> list[tuple]:
     return [(row.id, row.tokens, row.reveal, row.n_real) for row in store.rows()]
 

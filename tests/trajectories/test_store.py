@@ -197,3 +197,19 @@ def test_nan_confidences_stay_nan(tmp_path: Path) -> None:
     row = next(iter(store.rows()))
     assert math.isnan(row.teacher_confidence[0])
     assert row.teacher_confidence[1] == 0.5
+
+
+def test_a_shard_added_while_another_process_looks_for_missing_ones_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TrajectoryStore.open_or_create(tmp_path / "s", describe(shards=1))
+    stats = TrajectoryStore.stats
+
+    def added_just_after(self: TrajectoryStore, shard: int) -> ShardStats | None:
+        found = stats(self, shard)
+        store.write(shard, [trajectory()], STATS)
+        return found
+
+    monkeypatch.setattr(TrajectoryStore, "stats", added_just_after)
+    assert store.missing() == [0]
+    assert store.path(0).is_file()

@@ -183,10 +183,10 @@ class Collector:
             Verdict(False, "the prompt does not fit the context") if rollout is None else None
             for _, rollout in rollouts
         ]
-        by_task: dict[str, list[int]] = {}
+        by_task: dict[int, list[int]] = {}  # sections may name one task with different options
         for i, (job, rollout) in enumerate(rollouts):
             if rollout is not None and job.item.graded:
-                by_task.setdefault(job.item.task.name, []).append(i)
+                by_task.setdefault(id(job.item.task), []).append(i)
         for indices in by_task.values():
             task = rollouts[indices[0]][0].item.task
             pairs = [(rollouts[i][0].item.example, self._text(*rollouts[i])) for i in indices]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,9 +197,12 @@ class TrajectoryStore:
         """This process's shards that are not there, or are damaged; damaged ones are removed, to be made again."""
         absent = []
         for shard in range(rank, self.meta.shards, world):
+            there = self.path(
+                shard
+            ).exists()  # one that another process adds while this one looks is not damaged
             if self.stats(shard) is None:
-                with suppress(FileNotFoundError):
-                    self.path(shard).unlink()
+                if there:
+                    self.path(shard).unlink(missing_ok=True)
                 absent.append(shard)
         return absent
 
