@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -406,3 +407,26 @@ def write_roomy(folder: Path, family: str) -> Path:
             config[name] = 4096
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+def test_a_task_named_twice_is_refused(world: Path, lm: LM, tmp_path: Path) -> None:
+    task = {"name": f"jsonl:{world / 'questions.jsonl'}"}
+    with pytest.raises(TadError, match="is named twice"):
+        evaluate(lm, recipe_of(world, tasks=[task, {**task, "limit": 3}]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_are_not_added_while_another_process_puts_them_together(
+    world: Path, lm: LM, tmp_path: Path
+) -> None:
+    results = evaluate(lm, recipe_of(world, limit=2), tmp_path / "run")
+    rows = results.rows()
+    with results.writing():
+        with Results.open(tmp_path / "run").quiet():
+            adding = threading.Thread(target=results.add, args=(rows,))
+            adding.start()
+            adding.join(0.3)
+            assert adding.is_alive()
+            assert not list((tmp_path / "run").glob("part-*"))
+        adding.join(5)
+        assert list((tmp_path / "run").glob("part-*"))

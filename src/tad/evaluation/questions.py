@@ -50,6 +50,8 @@ class Questions:
         self._tasks: dict[str, Task] = {}
         self._known: dict[tuple[str, str, str], Verdict] = {}
         for section in tasks:
+            if section.name in self._tasks:
+                raise TadError(f"task '{section.name}' is named twice; rows are told apart by its name")
             self._add(section, data_dir)
         self.by_key = {item.key: item for item in self.items}
 

@@ -148,8 +148,9 @@ class Results:
             yield
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add finished rows."""
-        append_lines(self._part, [row.as_record() for row in rows])
+        """Add finished rows; not while another process puts rows together and drops the files they came from."""
+        with self.quiet():
+            append_lines(self._part, [row.as_record() for row in rows])
 
     def rows(self) -> list[Row]:
         """All rows there are, in the order of the data where the run is complete. A verdict is never lost to a line
