@@ -50,6 +50,17 @@ def test_every_named_decoder_gives_the_tokens_of_the_loop(
         assert_same(decode(lm, some, name, 64, batch_size=slots, engine=kept_engine(lm)), plain)
 
 
+@pytest.mark.parametrize("name", ["tad", "fast-dllm-dual", "one-by-one", "d2f"])
+def test_outputs_that_are_not_numbers_end_the_decoding(prompts: list[list[int]], name: str) -> None:
+    lm = copy.deepcopy(tiny("llada"))
+    with torch.no_grad():
+        lm.model.layers()[0].part(lm.model.names.query).weight[0, 0] = float("nan")
+    with pytest.raises(TadError, match="not numbers"):
+        decode(lm, prompts[:3], name, 32, batch_size=2, engine=Engine(lm.model))
+    lm = copy.deepcopy(tiny("llada"))
+    assert decode(lm, prompts[:1], name, 32, engine=Engine(lm.model))[0].forwards <= 32
+
+
 @pytest.mark.parametrize("name", ["tad", "tad-cached", "d2f", "fast-dllm-dual"])
 @pytest.mark.parametrize("slots", [1, 3])
 def test_sizes_as_they_are_give_the_same(lm: LM, prompts: list[list[int]], name: str, slots: int) -> None:

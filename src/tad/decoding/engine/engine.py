@@ -27,6 +27,7 @@ from tad.decoding.engine.step import Stepper, plan
 from tad.decoding.engine.weights import fingerprint, why_unfit
 from tad.decoding.result import Decoded, Step, StepCallback
 from tad.decoding.rule import Credit, Quota
+from tad.errors import TadError
 from tad.models import MaskedDiffusionModel, SpecialTokens
 
 MAX_STEPS = 128  # recorded steps that are kept
@@ -161,6 +162,11 @@ class Engine:
                     shape = shape.plural(length)
                 self.recorder.run((method, count, masked, shape), partial(stepper.step, shape, masked))
                 facts = stepper.slots.facts.tolist()  # the one read of this step
+                if any(facts[slot][_FORWARDS] > 2 * length for slot in tenants):
+                    # Every forward reveals something, unless there is nothing to compare.
+                    raise TadError(
+                        "the model's outputs are not numbers (nan); load it with dtype bf16 or fp32"
+                    )
                 if on_step is not None:
                     _report(stepper.slots, facts, tenants, on_step)
                 ended = [slot for slot in tenants if not facts[slot][_ALIVE]]
