@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tad.evaluation import sweep as sweep_module
 from tad.evaluation.aup import Point, aup
 from tad.evaluation.bootstrap import Resampled, interval
 from tad.evaluation.curves import find_runs
+from tad.evaluation.row import UNFIT
 from tad.evaluation.sweep import FIRST, GRIDS, plan
 from tad.evaluation.tables import show_curves
 from tad.models import LM, load
@@ -188,6 +190,27 @@ def test_runs_of_two_sweeps_are_not_mixed(lm: LM, world: Path, tmp_path: Path) -
     run_sweep(lm, recipe_of(world), tmp_path, [FIRST])
     with pytest.raises(TadError, match="holds another run: tasks"):
         run_sweep(lm, recipe_of(world, limit=3), tmp_path, ["tad"], [0.5])
+
+
+def test_sweeps_with_other_settings_in_one_directory_are_not_one_curve(
+    lm: LM, world: Path, tmp_path: Path
+) -> None:
+    for block in (8, 4):
+        run_sweep(lm, recipe_of(world, settings={"block": block}), tmp_path, ["tad"], [0.5])
+    with pytest.raises(TadError, match="are of two sweeps: block is 4 and 8"):
+        tabulate([tmp_path])
+
+
+def test_draws_of_prompts_that_do_not_fit_do_not_cost_the_interval(swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept, tmp_path / "s")
+    for path in find_runs(tmp_path / "s"):
+        rows = Results.open(path).rows()
+        unfit = {"tokens": 0, "forwards": 0, "correct": False, "reason": UNFIT}
+        records = [row.as_record() | (unfit if i > 1 else {}) for i, row in enumerate(rows)]
+        (path / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for curve in tabulate([tmp_path / "s"], resamples=200).curves:
+        assert curve.aup_interval is not None
+        assert curve.aup_interval[0] <= curve.aup <= curve.aup_interval[1]
 
 
 def test_a_sweep_that_was_stopped_is_continued(lm: LM, world: Path, swept: Path, tmp_path: Path) -> None:

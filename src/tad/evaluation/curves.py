@@ -196,6 +196,7 @@ def _drafts(sweep: _Sweep) -> list[Draft]:
     if first is None:
         return []
     start, start_rows = sweep.runs[first]
+    _check_settings(sweep)
     methods: dict[str, list[str]] = {}
     for name, (run, _) in sweep.runs.items():
         different = None if name == first else _difference(start, run)
@@ -218,6 +219,20 @@ def _drafts(sweep: _Sweep) -> list[Draft]:
             order = [0, *sorted(range(1, len(points)), key=lambda i: points[i].point)]
             drafts.append((sweep, decoder, question, [points[i] for i in order], [rows[i] for i in order]))
     return drafts
+
+
+def _check_settings(sweep: _Sweep) -> None:
+    """Runs of one decoder may differ in what a sweep varies alone: a curve through anything else is of two methods."""
+    seen: dict[str, tuple[str, dict[str, object]]] = {}
+    for name, (run, _) in sweep.runs.items():
+        own = {key: value for key, value in run.meta.decoder.items() if key not in ("threshold", "steps")}
+        other, before = seen.setdefault(run.meta.decoder["name"], (name, own))
+        for key in own | before:
+            if own.get(key) != before.get(key):
+                raise TadError(
+                    f"{sweep.folder}: '{other}' and '{name}' are of two sweeps: {key} is {before.get(key)!r} and "
+                    f"{own.get(key)!r}; give each sweep a directory of its own (--out)"
+                )
 
 
 def _difference(start: Results, other: Results) -> str | None:
@@ -310,8 +325,9 @@ def _area(
     if resamples < 1:
         return area, None
     drawn = Resampled(rows, resamples)
+    answered = np.isfinite(drawn.tpf).all(0)  # a draw of nothing but prompts that do not fit has no speed
     areas = [
         aup(past_first([Point(tpf, accuracy) for tpf, accuracy in zip(*pair, strict=True)]), y_max)
-        for pair in zip(drawn.tpf.T.tolist(), drawn.accuracy.T.tolist(), strict=True)
+        for pair in zip(drawn.tpf.T[answered].tolist(), drawn.accuracy.T[answered].tolist(), strict=True)
     ]
     return area, interval(np.array(areas))
