@@ -119,6 +119,8 @@ def test_values_with_equals_signs_keep_them(tmp_path: Path) -> None:
         ("seed: [1\n", r"recipe.yaml: line \d+ is not valid YAML"),
         ("- 1\n- 2\n", r"a recipe is a mapping of keys to values, this is a list"),
         ("just words\n", r"a recipe is a mapping of keys to values, this is a str"),
+        ("{{ seed }}: 1\n", r"recipe.yaml: line 1 is not valid YAML: found unhashable key"),
+        ("1: 2\n", r"recipe.yaml: '1': .*string"),
         ("seed: 1\nseed: 2\n", r"recipe.yaml: line 2 is not valid YAML: key 'seed' stands there twice"),
     ],
 )

@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            if key_node.value in seen:
+            if str(key_node.value) in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key '{key_node.value}' stands there twice", key_node.start_mark
                 )

@@ -221,3 +221,24 @@ def test_sampling_follows_the_tempered_softmax(temperature: float) -> None:
 def test_gumbel_has_the_right_mean() -> None:
     index = torch.arange(2000)
     assert abs(gumbel(index, index * 0, index * 0, 100).mean() - 0.5772) < 0.015
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(top_k=1), Sampling(top_p=0.5), Sampling(top_p=0.5, temperature=0.1)]
+)
+def test_a_filter_that_leaves_the_mask_alone_does_not_decide_the_token(sampling: Sampling) -> None:
+    logits = torch.zeros(1, 16)
+    logits[0, 7], logits[0, 3] = 9.0, 5.0
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert propose(logits, sampling, 7, (1,), zero, zero, zero).token.tolist() == [3]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_temperature_near_nothing_is_greedy(filtered: bool) -> None:
+    logits = torch.tensor([[1.0, 2.0, 5.0, 4.0]])
+    zero = torch.zeros(1, dtype=torch.int64)
+    sampling = Sampling(temperature=5e-324, filtered_scores=filtered)
+    found = propose(logits, sampling, 0, (1,), zero, zero, zero)
+    assert found.token.tolist() == [2]
+    assert found.confidence.isfinite().all()
+    assert found.entropy.isfinite().all()

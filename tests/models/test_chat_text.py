@@ -252,5 +252,5 @@ def test_of_several_named_templates_the_default_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("raw", [False, True])
 def test_half_a_surrogate_pair_is_refused_in_words(tmp_path: Path, raw: bool) -> None:
     lm = tad.load(write_checkpoint(tmp_path / "model", "llada", tokenizer=True))
-    with pytest.raises(TadError, match="of the text is no character; was its source not UTF-8"):
+    with pytest.raises(TadError, match="which is no character; was its source not UTF-8"):
         tad.generate(lm, "caf\udce9", gen_length=32, raw=raw)

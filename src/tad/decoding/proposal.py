@@ -15,6 +15,7 @@ from torch import Tensor
 from tad.decoding.noise import gumbel
 
 _PIECES = 16  # of a vocabulary
+_COLDEST = 1e-30  # temperature: below it logits would become infinite, and equal
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,13 @@ def propose(
     logits = logits.float()
     if sampling.suppress_ends == "eos-logits":
         logits = _without(logits, end_tokens[:1])
-    drawn = logits / sampling.temperature if sampling.temperature > 0 else logits
-    drawn = filter_logits(drawn, sampling.top_p, sampling.top_k)
+    tempered = logits / max(sampling.temperature, _COLDEST) if sampling.temperature > 0 else logits
+    drawn = filter_logits(tempered, sampling.top_p, sampling.top_k)
     scored = drawn if sampling.filtered_scores else logits
+    if drawn is not tempered:
+        # Where the filter left the mask token alone, which is never proposed, all others are there again.
+        left = _without(drawn, (mask_token,)).amax(-1, keepdim=True)
+        drawn = torch.where(left == float("-inf"), tempered, drawn)
     if sampling.temperature > 0:
         drawn = drawn + gumbel(seed, step, position, logits.shape[-1])
     token = _largest(_without(drawn, (mask_token,)))[1][:, 0]

@@ -97,7 +97,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TadError(
-            f"character {error.start + 1} of the text is no character; was its source not UTF-8?"
+            f"the text holds {text[error.start]!r}, which is no character; was its source not UTF-8?"
         ) from None
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
