@@ -108,3 +108,9 @@ def test_what_only_looks_like_a_number_is_none(text: str) -> None:
     assert find_numbers(text) == []
     assert not grade_number(Fraction(3), text).correct
     assert grade_number(Fraction(3), f"It is {text}, so \\boxed{{3}}.").correct
+
+
+def test_the_dash_of_a_list_is_not_a_sign() -> None:
+    assert grade_number(Fraction(18), "She has:\n- 3 hens\n - 18 eggs").correct
+    assert grade_number(Fraction(-18), "So she has\n-18 eggs").correct
+    assert grade_number(Fraction(-18), "- 18").correct

@@ -26,6 +26,7 @@ _NUMBER = re.compile(
     rf"(?:(?P<latex>{_LATEX_FRACTION})|(?P<value>{_VALUE})(?:\s*/\s*(?P<below>{_VALUE})(?![\d/]))?)"
 )
 _ANSWER_IS = re.compile(r"answer\s*(?:is\b|:|=)\s*:?", re.IGNORECASE)
+_BULLET = re.compile(r"\n[ \t]*[-−–][ \t]+")  # "- 18 eggs" on a line of its own is an item of a list, not -18
 _DECORATION = re.compile(
     r"\\(?:text|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\^\s*(?:\{[^{}]*\}|\d|\\circ)|\\[,;!: ]"
 )
@@ -68,7 +69,7 @@ def extract_number(text: str) -> FoundNumber | None:
         sentence = re.split(r"[.!?](?:\s|$)|\n", text[match.end() :], maxsplit=1)[0]
         if numbers := find_numbers(sentence):
             return numbers[-1] if "=" in sentence else numbers[0]
-    numbers = find_numbers(text)
+    numbers = find_numbers(_BULLET.sub("\n", text))
     return numbers[-1] if numbers else None
 
 
