@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -156,6 +157,22 @@ def test_verdicts_that_are_there_are_not_lost_to_an_older_archive(
     later.run(only=["base"])
     unpack(tmp_path / "dest", tmp_path / "study")
     assert Study(study_recipe(world), tmp_path / "study").entries(["base"])[0].state == DONE
+
+
+def test_verdicts_that_stay_columns_are_not_lost_to_an_older_archive(half: Study, tmp_path: Path) -> None:
+    folder = half.answers_folder(half.cell("base", None)) / "one-by-one,block=8"
+    pack(half, tmp_path / "new")
+    shutil.copytree(half.out, tmp_path / "older")
+    older = Study(half.recipe, tmp_path / "older")
+    run = tmp_path / "older" / folder.relative_to(half.out)
+    results = Results.open(run)
+    rows = [replace(row, correct=None) for row in results.rows()]
+    results.settle([row.key for row in rows], rows)
+    pack(older, tmp_path / "old")
+    unpack(tmp_path / "new", tmp_path / "out", rows=False)
+    unpack(tmp_path / "old", tmp_path / "out", rows=False)
+    found = read_numbers(tmp_path / "out" / folder.relative_to(half.out))
+    assert not np.isnan(found.correct).any()
 
 
 def test_nothing_to_unpack_is_an_error(tmp_path: Path) -> None:

@@ -207,8 +207,12 @@ def _take_answers(source: Path, target: Path, rows: bool) -> None:
         goal, own = target / run.name, table.filter(pc.equal(table["run"], run.name))
         judged = pc.sum(pc.is_valid(own["correct"])).as_py() or 0
         if (goal / META).exists():
-            here = Results.open(goal).rows()
-            if len(here) >= len(own) and sum(row.correct is not None for row in here) >= judged:
+            unpacked = Results.open(goal).rows()
+            verdicts = [row.correct for row in unpacked] or _column_verdicts(goal)
+            here = (len(verdicts), sum(verdict is not None for verdict in verdicts))
+            enough = here[0] >= len(own) and here[1] >= judged
+            # What is the same and still columns is unpacked where rows are wanted.
+            if enough and (unpacked or not rows or here != (len(own), judged)):
                 continue
             shutil.rmtree(goal)
         shutil.copytree(run, goal)
@@ -221,6 +225,14 @@ def _take_answers(source: Path, target: Path, rows: bool) -> None:
         write_whole(goal / (ROWS if is_whole(run) else "part-00000.jsonl"), lines)
     if kept:
         (target / COLUMNS).write_bytes(_encode(_join(target / COLUMNS, kept)))
+
+
+def _column_verdicts(run: Path) -> list[bool | None]:
+    """Of a run whose rows have not been unpacked."""
+    path = run.parent / COLUMNS
+    if not path.is_file():
+        return []
+    return list(pq.read_table(path, filters=[("run", "==", run.name)])["correct"].to_pylist())
 
 
 def _take_files(source: Path, target: Path) -> None:
