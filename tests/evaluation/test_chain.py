@@ -218,6 +218,12 @@ def test_sections_are_laid_over_each_other_but_another_objective_replaces_the_fi
     assert lay_over(below, {"objective": {"name": "sft"}})["objective"] == {"name": "sft"}
 
 
+def test_an_objective_without_a_name_is_the_default_one() -> None:
+    shared, own = {"objective": {"lambda": 2.0}}, {"objective": {"name": "tad", "window": 4}}
+    assert lay_over(shared, own) == {"objective": {"lambda": 2.0, "name": "tad", "window": 4}}
+    assert lay_over(shared, {"objective": {"name": "d2f"}}) == {"objective": {"name": "d2f"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

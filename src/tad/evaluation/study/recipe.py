@@ -20,12 +20,13 @@ from tad.errors import TadError
 from tad.evaluation.recipe import EvalRecipe, EvalTask
 from tad.evaluation.sweep import Setting, plan
 from tad.tasks import check_contamination, get_task
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.distill_recipe import DistillRecipe, ObjectiveSection
 from tad.trajectories.recipe import CollectRecipe, TaskSection
 
 Positive = Annotated[int, Field(gt=0)]
 Values = dict[str, Any]
 NEVER = 10**9  # steps
+_UNNAMED = ObjectiveSection().name  # what an objective without a name is
 _CONFIDENCES = ("confidence", "hierarchy", "credit")
 
 
@@ -258,7 +259,8 @@ def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
     for key, value in above.items():
         under = found.get(key)
         same = isinstance(under, Mapping) and isinstance(value, Mapping)
-        if same and value.get("name", under.get("name")) == under.get("name"):  # type: ignore[union-attr]
+        name = under.get("name", _UNNAMED) if same else None  # type: ignore[union-attr]
+        if same and value.get("name", name) == name:
             found[key] = lay_over(under, value)  # type: ignore[arg-type]
         else:
             found[key] = value
