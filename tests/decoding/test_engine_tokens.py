@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_outputs_that_are_not_numbers_end_the_decoding(prompts: list[list[int]],
         decode(lm, prompts[:3], name, 32, batch_size=2, engine=Engine(lm.model))
     lm = copy.deepcopy(tiny("llada"))
     assert decode(lm, prompts[:1], name, 32, engine=Engine(lm.model))[0].forwards <= 32
+
+
+def test_callers_in_several_threads_get_what_each_would_get_alone(lm: LM, prompts: list[list[int]]) -> None:
+    wanted = [decode(lm, [prompt], "tad-cached", 32, engine="graph") for prompt in prompts[:4]]
+    assert engine_for(lm.model) is engine_for(lm.model)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            found = pool.map(
+                lambda prompt: decode(lm, [prompt], "tad-cached", 32, engine="graph"), prompts[:4]
+            )
+            for one, other in zip(found, wanted, strict=True):
+                assert_same(one, other)
 
 
 @pytest.mark.parametrize("name", ["tad", "tad-cached", "d2f", "fast-dllm-dual"])

@@ -157,10 +157,32 @@ def test_broken_adapter_directories_are_refused(tmp_path: Path) -> None:
     weights.write_bytes(good_weights)
     config.write_text(json.dumps({**json.loads(good_config), "peft_type": "IA3"}))
     refused("peft_type 'IA3' is not supported")
+    config.write_text(json.dumps({**json.loads(good_config), "r": 3}))
+    refused("adapter_config.json: PEFT does not load this adapter")
     config.unlink()
     refused("adapter_config.json: missing; this directory is not a PEFT adapter")
     with pytest.raises(TadError, match="no such directory"):
         tad.load(folder, adapter=tmp_path / "nowhere")
+
+
+def test_weights_and_targets_that_do_not_match_are_refused(tmp_path: Path) -> None:
+    """PEFT itself would load what matches, and say nothing or warn."""
+    folder, adapter = tmp_path / "base", tmp_path / "adapter"
+    adapted(folder, "llada").peft.save_pretrained(adapter)
+    config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
+    values, tensors = json.loads(config.read_text()), load_file(weights)
+    config.write_text(json.dumps({**values, "target_modules": ["q_proj", "ff_out"]}))
+    with pytest.raises(
+        TadError, match=r"target_modules leaves out model\.transformer\.blocks\.0\.\w+, which"
+    ):
+        tad.load(folder, adapter=adapter)
+    config.write_text(json.dumps(values))
+    gone = next(name for name in tensors if "blocks.1.q_proj" in name)
+    save_file({name: value for name, value in tensors.items() if name != gone}, weights)
+    with pytest.raises(TadError, match=r"has no weights for model\.transformer\.blocks\.1\.q_proj, which"):
+        tad.load(folder, adapter=adapter)
+    save_file(tensors, weights)
+    assert tad.load(folder, adapter=adapter).peft is not None
 
 
 def test_a_second_adapter_is_refused(tmp_path: Path) -> None:

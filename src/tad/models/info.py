@@ -139,4 +139,4 @@ def _describe_adapter(adapter: str | Path, model: MaskedDiffusionModel, family: 
     values = lora.verify_adapter(folder, model, family)
     _, stored = lora.read_adapter(folder)
     sizes = [torch.Size(tensor.shape).numel() for tensor in stored.values()]
-    return AdapterInfo(str(adapter), int(values["r"]), float(values["lora_alpha"]), sum(sizes))
+    return AdapterInfo(str(adapter), int(values.get("r", 8)), float(values.get("lora_alpha", 8)), sum(sizes))

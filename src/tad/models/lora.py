@@ -102,7 +102,36 @@ def load_adapter(model: MaskedDiffusionModel, family: Family, adapter: str | Pat
 
     folder = locate_adapter(adapter)
     verify_adapter(folder, model, family)
-    return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False).eval()
+    try:
+        handle = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False).eval()
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ) as error:  # its configuration is not that of its weights
+        first = str(error).strip().splitlines()[0]
+        raise TadError(f"{folder / CONFIG}: PEFT does not load this adapter: {first}") from None
+    _check_loaded(folder, handle)
+    return handle
+
+
+def _check_loaded(folder: Path, handle: Any) -> None:
+    """PEFT leaves out weights that `target_modules` does not reach, and leaves fresh ones where none are stored."""
+    parts = [name.partition(".lora_") for name, _ in handle.named_parameters()]
+    wanted = {
+        (path.removeprefix(_PREFIX), part.replace(f".{handle.active_adapter}", "").removesuffix(".weight"))
+        for path, _, part in parts
+        if part
+    }
+    keys = (key.removeprefix(_PREFIX).partition(".lora_") for key in read_header(folder / WEIGHTS))
+    stored = {(path, part.removesuffix(".weight")) for path, _, part in keys if part}
+    for path, _ in sorted(stored - wanted):
+        raise TadError(
+            f"{folder / CONFIG}: target_modules leaves out {path}, which {WEIGHTS} has weights for"
+        )
+    for path, _ in sorted(wanted - stored):
+        raise TadError(f"{folder / WEIGHTS}: has no weights for {path}, which {CONFIG} names")
 
 
 def _whose(path: str, family: Family) -> str:

@@ -6,6 +6,7 @@ queue; a slot whose row is finished takes the next one, so that the device stays
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -50,14 +51,16 @@ def why_not(model: MaskedDiffusionModel, decoder: Decoder) -> str | None:
 
 
 _ENGINES: WeakKeyDictionary[MaskedDiffusionModel, Engine] = WeakKeyDictionary()
+_MAKING = threading.Lock()
 
 
 def engine_for(model: MaskedDiffusionModel) -> Engine:
     """The model's engine: made at the first call, and anew when weights were moved or replaced."""
-    found = _ENGINES.get(model)
-    if found is None or not found.fits(model):
-        found = _ENGINES[model] = Engine(model)
-    return found
+    with _MAKING:
+        found = _ENGINES.get(model)
+        if found is None or not found.fits(model):
+            found = _ENGINES[model] = Engine(model)
+        return found
 
 
 @dataclass
@@ -105,6 +108,7 @@ class Engine:
         self.arenas = {True: Arena(model, model.shape.layers), False: Arena(model, 1)}
         self.sets: OrderedDict[tuple[Any, ...], Stepper] = OrderedDict()
         self._made_for = self._signature(model)
+        self._decoding = threading.Lock()  # buffers and recorded steps are one caller's at a time
 
     def fits(self, model: MaskedDiffusionModel) -> bool:
         """Whether the model is still what this engine was made for."""
@@ -136,7 +140,7 @@ class Engine:
         """Decode all prompts, `slots` at a time. Arguments are taken as checked, and the decoder as one it serves."""
         if not prompts:
             return []
-        with self._there():
+        with self._decoding, self._there():
             wide, count = max(len(prompt) for prompt in prompts), min(slots or len(prompts), len(prompts))
             if self.bucketed:
                 wide, count = prompt_bucket(wide), slot_bucket(count)
