@@ -250,3 +250,5 @@ def test_tests_outside_of_functions_count(sandbox: Sandbox) -> None:
 
 def test_a_program_that_closes_its_output_can_pass(sandbox: Sandbox) -> None:
     assert sandbox.run("import sys\nsys.stdout.close()", "assert True").passed
+    both = "import os, sys\nsys.stdout.close()\nos.close(2)"
+    assert sandbox.run(both, "assert True").passed

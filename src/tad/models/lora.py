@@ -104,12 +104,8 @@ def load_adapter(model: MaskedDiffusionModel, family: Family, adapter: str | Pat
     verify_adapter(folder, model, family)
     try:
         handle = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False).eval()
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        KeyError,
-    ) as error:  # its configuration is not that of its weights
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        # The configuration is not that of the weights.
         first = str(error).strip().splitlines()[0]
         raise TadError(f"{folder / CONFIG}: PEFT does not load this adapter: {first}") from None
     _check_loaded(folder, handle)

@@ -197,9 +197,8 @@ class TrajectoryStore:
         """This process's shards that are not there, or are damaged; damaged ones are removed, to be made again."""
         absent = []
         for shard in range(rank, self.meta.shards, world):
-            there = self.path(
-                shard
-            ).exists()  # one that another process adds while this one looks is not damaged
+            # Asked first: a shard that another process adds while this one looks is not damaged.
+            there = self.path(shard).exists()
             if self.stats(shard) is None:
                 if there:
                     self.path(shard).unlink(missing_ok=True)
