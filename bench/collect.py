@@ -86,7 +86,7 @@ def released_way(lm: LM, prompt: list[int], length: int) -> list[int]:
     for low in range(start, start + length, BLOCK):
         for _ in range(BLOCK):
             logits = lm.model(x).logits
-            if lm.family.shift:
+            if lm.family.logit_shift:
                 logits = torch.cat((logits[:, :1], logits[:, :-1]), dim=1)
             # The public sampler adds (zero) Gumbel noise in fp64 before its argmax, over all positions.
             proposal = logits.to(torch.float64).argmax(-1)

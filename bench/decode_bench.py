@@ -252,7 +252,11 @@ class Bench:
         lm, block = self.lm, min(32, new)
         quiet = self.decoder("tad-cached", threshold=0.0, keep_best=False, refresh=10_000, block=block)
         method = Method(
-            quiet.prepared(self.length, lm.family.shift), lm.tokens, lm.family.shift, self.prompt, self.length
+            quiet.prepared(self.length, lm.family.logit_shift),
+            lm.tokens,
+            lm.family.logit_shift,
+            self.prompt,
+            self.length,
         )
         stepper = engine._stepper(method, count)
         arena = engine.arenas[True]

@@ -97,7 +97,7 @@ def predict(engine: Engine, lm: LM, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """The engine's logits (fp32) at every mask of a canvas [1, columns], and which outputs they are of."""
     masks = (canvas[0] == lm.tokens.mask).nonzero()
     prompt = int(masks[0, 0])
-    length, shift = canvas.shape[1] - prompt, lm.family.shift
+    length, shift = canvas.shape[1] - prompt, lm.family.logit_shift
     whole = get_decoder("fast-dllm", lm.family.name, block=None, stop="off").prepared(length, shift)
     method = Method(whole, lm.tokens, shift, prompt, length)
     stepper = engine._stepper(method, 1)

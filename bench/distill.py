@@ -127,7 +127,7 @@ class Bench:
         self.adapters = [p for p in self.model.parameters() if p.requires_grad]
         for p in self.adapters:
             p.data = p.data.to(self.adapter_dtype)
-        self.objective = Tad(mask_token=self.config.mask_token_id, shift=LLADA.shift)
+        self.objective = Tad(mask_token=self.config.mask_token_id, shift=LLADA.logit_shift)
         views = [
             view for row, step in self.states() for view in self.objective.views(row, step, unused_rng())
         ]

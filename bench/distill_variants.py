@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tad.models import MaskedDiffusionModel
-from tad.models.attention import AttentionRule
+from tad.models.attention import AttentionMask
 from tad.training.objectives import Batch
 
 
@@ -45,8 +45,8 @@ def released_loss(model: MaskedDiffusionModel, teacher: MaskedDiffusionModel, ba
     near, distant = batch.groups["near"], batch.groups["distant"]
     assert distant.teacher_at is not None
     with torch.no_grad():
-        taught = teacher(batch.teacher.ids, rule=not_pad(batch.teacher.ids, teacher)).logits.flatten(0, 1)
-    given = model(batch.student.ids, rule=not_pad(batch.student.ids, model)).logits.flatten(0, 1)
+        taught = teacher(batch.teacher.ids, mask=not_pad(batch.teacher.ids, teacher)).logits.flatten(0, 1)
+    given = model(batch.student.ids, mask=not_pad(batch.student.ids, model)).logits.flatten(0, 1)
     hard = F.cross_entropy(given[near.student_at], near.labels)
     soft = F.kl_div(
         given[distant.student_at].log_softmax(-1),
@@ -56,6 +56,6 @@ def released_loss(model: MaskedDiffusionModel, teacher: MaskedDiffusionModel, ba
     return hard + soft
 
 
-def not_pad(ids: Tensor, model: MaskedDiffusionModel) -> AttentionRule:
+def not_pad(ids: Tensor, model: MaskedDiffusionModel) -> AttentionMask:
     """The published trainer always passes a mask made from the ids, and with it leaves attention's fastest path."""
-    return AttentionRule(keys=ids != model.config.pad_token_id)
+    return AttentionMask(keys=ids != model.config.pad_token_id)

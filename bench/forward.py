@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from machine import describe_machine, free_memory, synchronise, tiny_config
-from tad.models import AttentionRule, MaskedDiffusionModel
+from tad.models import AttentionMask, MaskedDiffusionModel
 from tad.models.shapes import SHAPES, build, forward_cost, shape_config
 
 BLOCK = 32  # tokens per block of the block-causal rule
@@ -115,8 +115,10 @@ def cached_block(
     cache = model.new_cache(1, ids.shape[1])
     block = slice(ids.shape[1] - min(BLOCK, ids.shape[1]), ids.shape[1])
     with torch.no_grad():
-        model(ids, cache=cache, at=slice(0, ids.shape[1]), head=False)
-    return timed(lambda: model(ids[:, block], cache=cache, at=block).logits, device, options)["ms"]
+        model(ids, cache=cache, cache_position=slice(0, ids.shape[1]), head=False)
+    return timed(lambda: model(ids[:, block], cache=cache, cache_position=block).logits, device, options)[
+        "ms"
+    ]
 
 
 def compare_compiled(
@@ -147,14 +149,14 @@ def compare_flex(
 ) -> dict[str, Any]:
     """Block-causal attention as a dense mask (SDPA) and as a block mask (FlexAttention)."""
     ids = random_ids(model, length, device)
-    rule = AttentionRule.block_causal((torch.arange(length, device=device) // BLOCK)[None])
+    rule = AttentionMask.block_causal((torch.arange(length, device=device) // BLOCK)[None])
     result: dict[str, Any] = {"block_causal_length": length}
     hidden = {}
     for label, attention in (("sdpa", "sdpa"), ("flex", "flex_attention")):
         model.set_attn_implementation(attention)
         with torch.no_grad():
-            hidden[label] = model(ids, rule=rule, head=False).hidden
-        outcome = timed(lambda: model(ids, rule=rule, head=False).hidden, device, options)
+            hidden[label] = model(ids, mask=rule, head=False).hidden
+        outcome = timed(lambda: model(ids, mask=rule, head=False).hidden, device, options)
         result[f"block_causal_{label}_ms"] = outcome["ms"]
         result[f"block_causal_{label}_peak_gb"] = outcome["peak_gb"]
     model.set_attn_implementation("sdpa")

@@ -79,7 +79,7 @@ def decay_curve(lm: tad.LM, rollouts: list[tuple[list[int], Decoded]], states: i
     """
     total: dict[int, float] = defaultdict(float)
     seen: dict[int, int] = defaultdict(int)
-    shift = lm.family.shift
+    shift = lm.family.logit_shift
     for number, (prompt, result) in enumerate(rollouts):
         tokens = torch.tensor(result.tokens)
         reveal = torch.tensor(result.steps)

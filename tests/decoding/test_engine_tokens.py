@@ -197,9 +197,9 @@ def test_a_step_asks_nothing_of_the_host(
 
     monkeypatch.setattr(Stepper, "step", watched)
     decoder = get_decoder(name, lm.family.name, temperature=0.5 if name == "fast-dllm" else 0.0, block=16)
-    decoder = decoder.prepared(32, lm.family.shift)
+    decoder = decoder.prepared(32, lm.family.logit_shift)
     unguarded = Engine.decode.__wrapped__  # type: ignore[attr-defined]
-    unguarded(Engine(lm.model), prompts[4:7], decoder, 32, lm.tokens, lm.family.shift, [0] * 3, 2)
+    unguarded(Engine(lm.model), prompts[4:7], decoder, 32, lm.tokens, lm.family.logit_shift, [0] * 3, 2)
 
 
 def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,8 @@ def test_host_reads_one_tensor_per_forward(
     lm: LM, prompts, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows of equal length that never end early, so that none leaves before the last forward.
-    decoder = get_decoder(name, lm.family.name, stop="off", block=16).prepared(32, lm.family.shift)
-    session = Session(lm.model, decoder, lm.tokens, lm.family.shift)
+    decoder = get_decoder(name, lm.family.name, stop="off", block=16).prepared(32, lm.family.logit_shift)
+    session = Session(lm.model, decoder, lm.tokens, lm.family.logit_shift)
     session.join([prompts[0]] * 2, 32, seeds=[0, 0], names=[0, 1])
     reads = []
     for read in ("tolist", "item", "__bool__", "__int__", "__float__", "cpu", "numpy", "nonzero"):

@@ -38,7 +38,7 @@ def test_a_row_that_joins_late_decodes_as_alone(
     lm: LM, prompts: list[list[int]], name: str, sampling: dict
 ) -> None:
     overrides = sampling if name == "dream" else {"block": BLOCK, **sampling}
-    shift = lm.family.shift
+    shift = lm.family.logit_shift
     decoder = get_decoder(name, lm.family.name, **overrides)
     lengths = (BLOCK, 2 * BLOCK, 4 * BLOCK) if mixes_lengths(decoder) else (2 * BLOCK,)
     dice = random.Random(f"{name}{sampling}")
@@ -54,8 +54,8 @@ def test_a_row_that_joins_late_decodes_as_alone(
 def test_a_row_that_leaves_early_changes_nothing_for_the_others(
     lm: LM, prompts: list[list[int]], name: str
 ) -> None:
-    decoder = get_decoder(name, lm.family.name, block=BLOCK).prepared(32, lm.family.shift)
-    session = Session(lm.model, decoder, lm.tokens, lm.family.shift)
+    decoder = get_decoder(name, lm.family.name, block=BLOCK).prepared(32, lm.family.logit_shift)
+    session = Session(lm.model, decoder, lm.tokens, lm.family.logit_shift)
     session.join(prompts, 32, seeds=[0] * len(prompts), names=range(len(prompts)))
     done = session.step()
     longest = max(range(len(prompts)), key=lambda row: len(prompts[row]))
@@ -70,8 +70,8 @@ def test_a_row_that_leaves_early_changes_nothing_for_the_others(
 
 
 def test_an_empty_session_starts_again(lm: LM, prompts: list[list[int]]) -> None:
-    decoder = get_decoder("tad-cached", lm.family.name, block=BLOCK).prepared(16, lm.family.shift)
-    session = Session(lm.model, decoder, lm.tokens, lm.family.shift)
+    decoder = get_decoder("tad-cached", lm.family.name, block=BLOCK).prepared(16, lm.family.logit_shift)
+    session = Session(lm.model, decoder, lm.tokens, lm.family.logit_shift)
     session.join([prompts[1]], 16, seeds=[0], names=[1])
     session.step()
     session.leave([1])
@@ -84,16 +84,16 @@ def test_an_empty_session_starts_again(lm: LM, prompts: list[list[int]]) -> None
 
 
 def test_a_decoder_that_depends_on_the_length_takes_one_length(lm: LM, prompts: list[list[int]]) -> None:
-    decoder = get_decoder("llada", lm.family.name, block=BLOCK).prepared(16, lm.family.shift)
-    session = Session(lm.model, decoder, lm.tokens, lm.family.shift)
+    decoder = get_decoder("llada", lm.family.name, block=BLOCK).prepared(16, lm.family.logit_shift)
+    session = Session(lm.model, decoder, lm.tokens, lm.family.logit_shift)
     session.join([prompts[0]], 16, seeds=[0], names=[0])
     with pytest.raises(ValueError, match="one length, not 32"):
         session.join([prompts[0]], 32, seeds=[0], names=[1])
 
 
 def test_columns_nobody_needs_are_given_back(lm: LM, prompts: list[list[int]]) -> None:
-    decoder = get_decoder("tad-cached", lm.family.name, block=BLOCK).prepared(32, lm.family.shift)
-    session = Session(lm.model, decoder, lm.tokens, lm.family.shift)
+    decoder = get_decoder("tad-cached", lm.family.name, block=BLOCK).prepared(32, lm.family.logit_shift)
+    session = Session(lm.model, decoder, lm.tokens, lm.family.logit_shift)
     short, long = min(prompts, key=len), max(prompts, key=len)
     session.join([short, long], 32, seeds=[0, 0], names=[0, 1])
     session.step()
@@ -101,5 +101,5 @@ def test_columns_nobody_needs_are_given_back(lm: LM, prompts: list[list[int]]) -
     session.join([short], 32, seeds=[0], names=[2])
     assert session.rows.canvas.shape == (2, len(short) + 32)
     assert session.cache is not None
-    assert session.cache.columns == len(short) + 32
+    assert session.cache.length == len(short) + 32
     assert torch.equal(session.rows.pad.cpu(), torch.zeros(2, dtype=torch.int64))

@@ -40,7 +40,9 @@ def enumerate_draws(lm: LM, context: list[int], target: list[int]) -> tuple[list
         with torch.no_grad():
             logits = lm.model(torch.tensor([context + noisy])).logits[0].double().log_softmax(-1)
         loss = sum(
-            -float(logits[len(context) + i - lm.family.shift, target[i]]) for i in range(length) if mask[i]
+            -float(logits[len(context) + i - lm.family.logit_shift, target[i]])
+            for i in range(length)
+            if mask[i]
         )
         probabilities.append(1 / length / math.comb(length, count))
         values.append(loss * length / count)

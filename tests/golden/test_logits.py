@@ -9,7 +9,7 @@ import torch
 from cases import Case, model, parameters
 from torch import Tensor
 
-from tad.models import AttentionRule
+from tad.models import AttentionMask
 
 TOLERANCE = 1e-4
 
@@ -21,12 +21,12 @@ def blocks_of(case: Case, length: int) -> Tensor:
     return torch.where(offset < 0, 0, offset // size + 1)
 
 
-def rule_of(case: Case) -> AttentionRule:
+def rule_of(case: Case) -> AttentionMask:
     tensors = case["tensors"]
     keys = tensors["attention_mask"].bool() if "attention_mask" in tensors else None
     if "prompt_lengths" not in tensors:
-        return AttentionRule(keys=keys)
-    return AttentionRule.block_causal(blocks_of(case, tensors["input_ids"].shape[1]), keys)
+        return AttentionMask(keys=keys)
+    return AttentionMask.block_causal(blocks_of(case, tensors["input_ids"].shape[1]), keys)
 
 
 @pytest.mark.parametrize("case", parameters("logits"))
@@ -34,10 +34,10 @@ def test_logits_equal_the_reference(case: Case) -> None:
     tensors = case["tensors"]
     rule = rule_of(case)
     if "allowed" in tensors:
-        assert torch.equal(rule.mask()[:, 0], tensors["allowed"])
+        assert torch.equal(rule.dense()[:, 0], tensors["allowed"])
     with torch.no_grad():
         output = model(case["family"])(
-            tensors["input_ids"], position_ids=tensors.get("position_ids"), rule=rule
+            tensors["input_ids"], position_ids=tensors.get("position_ids"), mask=rule
         )
     real = tensors.get("attention_mask", torch.ones_like(tensors["input_ids"])).bool()
     difference = (output.logits - tensors["logits"])[real].abs().max().item()

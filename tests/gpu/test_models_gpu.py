@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tad.models import AttentionRule, DreamConfig, LLaDAConfig, MaskedDiffusionModel
+from tad.models import AttentionMask, DreamConfig, LLaDAConfig, MaskedDiffusionModel
 from tad.models.shapes import build, shape_config
 
 pytestmark = [
@@ -102,8 +102,8 @@ def test_compiled_equals_eager_in_fp32_with_and_without_a_cache(family: str) -> 
         found = []
         for runner in (model, compiled):
             cache = model.new_cache(2, 96)
-            model(ids, cache=cache, at=slice(0, 96))
-            found.append(runner(ids.gather(1, at.clamp(min=0)), cache=cache, at=at).logits)
+            model(ids, cache=cache, cache_position=slice(0, 96))
+            found.append(runner(ids.gather(1, at.clamp(min=0)), cache=cache, cache_position=at).logits)
     assert error(found[1], found[0]) < 1e-4
 
 
@@ -115,11 +115,11 @@ def test_flex_attention_agrees_with_sdpa(family: str, padded: bool) -> None:
     ids = ids_for(model, 200, batch=2)
     keys = torch.ones(2, 200, dtype=torch.bool, device="cuda")
     keys[1, 150:] = not padded
-    rule = AttentionRule.block_causal((torch.arange(200, device="cuda") // 32)[None].repeat(2, 1), keys)
+    rule = AttentionMask.block_causal((torch.arange(200, device="cuda") // 32)[None].repeat(2, 1), keys)
     with torch.no_grad():
-        dense = model(ids, rule=rule).logits
+        dense = model(ids, mask=rule).logits
         model.set_attn_implementation("flex_attention")
-        assert error(model(ids, rule=rule).logits[keys], dense[keys]) < 2e-3  # its kernel may use TF32
+        assert error(model(ids, mask=rule).logits[keys], dense[keys]) < 2e-3  # its kernel may use TF32
 
 
 @pytest.mark.usefixtures("clean")
@@ -129,8 +129,8 @@ def test_a_cached_forward_equals_the_full_one(family: str) -> None:
     ids = ids_for(model, 128, batch=2)
     cache = model.new_cache(2, 128)
     with torch.no_grad():
-        full = model(ids, cache=cache, at=slice(0, 128)).logits
-        block = model(ids[:, 32:64], cache=cache, at=slice(32, 64)).logits
+        full = model(ids, cache=cache, cache_position=slice(0, 128)).logits
+        block = model(ids[:, 32:64], cache=cache, cache_position=slice(32, 64)).logits
     assert error(block, full[:, 32:64]) < 1e-4
 
 
@@ -141,8 +141,8 @@ def test_a_query_that_sees_nothing_spoils_nobody(dtype: torch.dtype) -> None:
     ids = ids_for(model, 64)
     keys = torch.arange(64, device="cuda")[None] >= 16
     with torch.no_grad():
-        logits = model(ids, rule=AttentionRule.block_causal(torch.where(keys, 0, -1), keys)).logits
-        wanted = model(ids, rule=AttentionRule.padded(keys)).logits
+        logits = model(ids, mask=AttentionMask.block_causal(torch.where(keys, 0, -1), keys)).logits
+        wanted = model(ids, mask=AttentionMask.padded(keys)).logits
     assert logits[keys].isfinite().all()
     assert error(logits[keys], wanted[keys]) < (1e-4 if dtype == torch.float32 else 0.05)
 

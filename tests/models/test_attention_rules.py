@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import tiny_model
 from torch import Tensor
 
-from tad.models import AttentionRule, MaskedDiffusionModel
+from tad.models import AttentionMask, MaskedDiffusionModel
 
 LENGTH, PAD = 16, 9
 examples = settings(max_examples=25, deadline=None)
@@ -49,7 +49,7 @@ def test_a_row_does_not_depend_on_its_padding_or_on_other_rows(
         ids[number, place], keys[number, place] = row[0], True
         positions[number, place] = torch.arange(total - pad)
     with torch.no_grad():
-        together = model(ids, rule=AttentionRule.padded(keys), position_ids=positions).logits
+        together = model(ids, mask=AttentionMask.padded(keys), position_ids=positions).logits
         for number, row in enumerate(rows):
             assert near(together[number][keys[number]], model(row).logits[0])
 
@@ -62,7 +62,7 @@ def test_the_attention_mask_is_the_padded_rule(family: str, seed: int, pad: int)
     mask[1, LENGTH - pad :] = 0
     with torch.no_grad():
         assert torch.equal(
-            model(ids, attention_mask=mask).logits, model(ids, rule=AttentionRule.padded(mask)).logits
+            model(ids, attention_mask=mask).logits, model(ids, mask=AttentionMask.padded(mask)).logits
         )
 
 
@@ -72,18 +72,18 @@ def test_block_causal_logits_do_not_depend_on_later_blocks(family: str, seed: in
     model, ids = model_of(family), random_ids(seed, 2, LENGTH)
     blocks = (torch.arange(LENGTH) // size)[None].expand(2, -1)
     changed = torch.where(blocks > 0, random_ids(seed + 1, 2, LENGTH), ids)
-    rule = AttentionRule.block_causal(blocks)
+    rule = AttentionMask.block_causal(blocks)
     first = blocks[0] == 0
     with torch.no_grad():
-        assert torch.equal(model(ids, rule=rule).logits[:, first], model(changed, rule=rule).logits[:, first])
-        assert near(model(ids, rule=rule).logits[:, first], model(ids[:, first]).logits)
+        assert torch.equal(model(ids, mask=rule).logits[:, first], model(changed, mask=rule).logits[:, first])
+        assert near(model(ids, mask=rule).logits[:, first], model(ids[:, first]).logits)
 
 
 def test_one_block_is_full_attention() -> None:
     model, ids = model_of("llada"), random_ids(0, 2, LENGTH)
-    rule = AttentionRule.block_causal(torch.zeros(2, LENGTH, dtype=torch.long))
+    rule = AttentionMask.block_causal(torch.zeros(2, LENGTH, dtype=torch.long))
     with torch.no_grad():
-        assert near(model(ids, rule=rule).logits, model(ids).logits)
+        assert near(model(ids, mask=rule).logits, model(ids).logits)
 
 
 def test_full_attention_sees_the_last_token_from_the_first() -> None:
@@ -100,20 +100,20 @@ def test_a_query_that_sees_nothing_spoils_nobody() -> None:
     keys = torch.arange(LENGTH)[None] >= 4
     blocks = torch.where(keys, 0, -1)
     with torch.no_grad():
-        logits = model(ids, rule=AttentionRule.block_causal(blocks, keys)).logits
-        wanted = model(ids, rule=AttentionRule.padded(keys)).logits
+        logits = model(ids, mask=AttentionMask.block_causal(blocks, keys)).logits
+        wanted = model(ids, mask=AttentionMask.padded(keys)).logits
     assert near(logits[keys], wanted[keys])
 
 
-def rules(name: str, batch: int) -> AttentionRule:
+def rules(name: str, batch: int) -> AttentionMask:
     keys = torch.ones(batch, LENGTH, dtype=torch.bool)
     keys[0, :3], keys[1, -5:] = False, False
     blocks = (torch.arange(LENGTH) // 5)[None].expand(batch, -1).contiguous()
     return {
-        "full": AttentionRule.full(),
-        "padded": AttentionRule.padded(keys),
-        "block-causal": AttentionRule.block_causal(blocks),
-        "both": AttentionRule.block_causal(blocks, keys),
+        "full": AttentionMask.full(),
+        "padded": AttentionMask.padded(keys),
+        "block-causal": AttentionMask.block_causal(blocks),
+        "both": AttentionMask.block_causal(blocks, keys),
     }[name]
 
 
@@ -123,8 +123,8 @@ def test_flex_attention_agrees_with_sdpa(family: str, name: str) -> None:
     ids, rule = random_ids(1, 2, LENGTH), rules(name, 2)
     real = rule.keys if rule.keys is not None else torch.ones(2, LENGTH, dtype=torch.bool)
     with torch.no_grad():
-        flex = model_of(family, "flex_attention")(ids, rule=rule).logits
-        assert near(flex[real], model_of(family)(ids, rule=rule).logits[real])
+        flex = model_of(family, "flex_attention")(ids, mask=rule).logits
+        assert near(flex[real], model_of(family)(ids, mask=rule).logits[real])
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_flex_attention_agrees_with_sdpa_on_a_cache(at: slice | Tensor) -> None:
         model = model_of("dream", attention)
         cache = model.new_cache(2, LENGTH)
         with torch.no_grad():
-            model(ids, cache=cache, at=slice(0, LENGTH), rule=rule)
-            found.append(model(fed, cache=cache, at=at, rule=rule).logits)
+            model(ids, cache=cache, cache_position=slice(0, LENGTH), mask=rule)
+            found.append(model(fed, cache=cache, cache_position=at, mask=rule).logits)
     assert near(found[1], found[0])
 
 
 def test_mask_is_as_written_out_by_hand() -> None:
-    rule = AttentionRule.block_causal(torch.tensor([[0, 0, 1, 2]]), torch.tensor([[0, 1, 1, 1]]))
-    assert rule.mask()[0, 0].int().tolist() == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
-    assert rule.mask(slice(2, 4))[0, 0].int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
-    assert rule.mask(torch.tensor([[3, 0]]))[0, 0].int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
-    assert AttentionRule.full().mask() is None
+    rule = AttentionMask.block_causal(torch.tensor([[0, 0, 1, 2]]), torch.tensor([[0, 1, 1, 1]]))
+    assert rule.dense()[0, 0].int().tolist() == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    assert rule.dense(slice(2, 4))[0, 0].int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
+    assert rule.dense(torch.tensor([[3, 0]]))[0, 0].int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
+    assert AttentionMask.full().dense() is None

@@ -7,7 +7,7 @@ import torch
 from tiny_checkpoints import tiny_model
 from torch import Tensor
 
-from tad.models import AttentionRule, MaskedDiffusionModel
+from tad.models import AttentionMask, MaskedDiffusionModel
 from tad.models.transformer import RMSNorm, rotary_table, rotate
 
 FAMILIES = ("llada", "dream")
@@ -39,18 +39,18 @@ def test_outputs_wanted_at_some_positions_are_those_of_the_whole_forward(
     keys = torch.arange(24) >= torch.tensor([[4], [0]])
     blocks = (torch.arange(24) // 8)[None]
     rule = {
-        "full": AttentionRule.full(),
-        "padded": AttentionRule.padded(keys),
-        "block-causal": AttentionRule.block_causal(blocks.expand(2, -1), keys),
-        "block-causal for all rows": AttentionRule.block_causal(blocks),
+        "full": AttentionMask.full(),
+        "padded": AttentionMask.padded(keys),
+        "block-causal": AttentionMask.block_causal(blocks.expand(2, -1), keys),
+        "block-causal for all rows": AttentionMask.block_causal(blocks),
     }[kind]
     if attention == "flex_attention" and kind == "block-causal for all rows":
         pytest.skip("FlexAttention wants the rule once per row")
     model.set_attn_implementation(attention)
     wanted = torch.tensor([[5, 23, 9], [0, 12, 11]])
     with torch.no_grad():
-        full = model(IDS, rule=rule, head=False).hidden
-        some = model(IDS, rule=rule, logits_at=wanted, head=False).hidden
+        full = model(IDS, mask=rule, head=False).hidden
+        some = model(IDS, mask=rule, logits_at=wanted, head=False).hidden
     model.set_attn_implementation("sdpa")
     expected = torch.stack([full[row, wanted[row]] for row in range(2)])
     torch.testing.assert_close(some, expected, rtol=1e-5, atol=1e-5)
@@ -72,8 +72,8 @@ def test_a_cached_forward_writes_all_that_it_is_fed_wherever_outputs_are_wanted(
     with torch.no_grad():
         for wanted in (None, torch.tensor([1])):
             caches.append(model.new_cache(2, 24))
-            model(IDS, cache=caches[-1], at=slice(0, 24))
-            model(IDS[:, :8] + 1, cache=caches[-1], at=slice(8, 16), logits_at=wanted)
+            model(IDS, cache=caches[-1], cache_position=slice(0, 24))
+            model(IDS[:, :8] + 1, cache=caches[-1], cache_position=slice(8, 16), logits_at=wanted)
     for one, other in zip(
         (*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True
     ):
@@ -158,7 +158,7 @@ def test_half_precision_stays_near_fp32(model: MaskedDiffusionModel, dtype: torc
 def test_the_forward_compiles_without_graph_breaks(model: MaskedDiffusionModel) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    rule = AttentionRule.block_causal((torch.arange(24) // 8)[None].expand(2, -1), torch.ones(2, 24))
+    rule = AttentionMask.block_causal((torch.arange(24) // 8)[None].expand(2, -1), torch.ones(2, 24))
     with torch.no_grad():
         for options in ({}, {"rule": rule, "logits_at": torch.tensor([4, 5])}):
             torch.testing.assert_close(compiled(IDS, **options).logits, model(IDS, **options).logits)
@@ -190,8 +190,8 @@ def test_the_cached_forward_compiles_without_graph_breaks(
     with torch.no_grad():
         for runner in (model, compiled):
             cache = model.new_cache(2, 24)
-            model(IDS, cache=cache, at=slice(0, 24))
-            logits = runner(fed + 1, cache=cache, at=at).logits
+            model(IDS, cache=cache, cache_position=slice(0, 24))
+            logits = runner(fed + 1, cache=cache, cache_position=at).logits
             found.append(
                 (logits, torch.stack(cache.keys)[..., :24, :], torch.stack(cache.values)[..., :24, :])
             )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import tiny_model
 from torch import Tensor
 
-from tad.models import AttentionRule, KVCache, MaskedDiffusionModel
+from tad.models import AttentionMask, KVCache, MaskedDiffusionModel
 
 LENGTH, BATCH = 24, 3
 SHAPES = (("llada", "plain"), ("llada", "grouped"), ("dream", "grouped"))
@@ -55,10 +55,10 @@ def near(found: Tensor, wanted: Tensor) -> bool:
 
 @torch.no_grad()
 def filled(
-    model: MaskedDiffusionModel, ids: Tensor, rule: AttentionRule | None = None
+    model: MaskedDiffusionModel, ids: Tensor, rule: AttentionMask | None = None
 ) -> tuple[KVCache, Tensor]:
     cache = model.new_cache(len(ids), LENGTH)
-    return cache, model(ids, cache=cache, at=slice(0, LENGTH), rule=rule).logits
+    return cache, model(ids, cache=cache, cache_position=slice(0, LENGTH), mask=rule).logits
 
 
 @examples
@@ -79,7 +79,7 @@ def test_a_slice_fed_again_gives_the_full_forwards_logits(
     model, ids = model_of(shape), random_ids(seed)
     cache, full = filled(model, ids)
     with torch.no_grad():
-        assert near(model(ids[:, fed], cache=cache, at=fed).logits, full[:, fed])
+        assert near(model(ids[:, fed], cache=cache, cache_position=fed).logits, full[:, fed])
 
 
 @examples
@@ -90,7 +90,7 @@ def test_scattered_columns_fed_again_give_the_full_forwards_logits(
     model, ids = model_of(shape), random_ids(seed)
     cache, full = filled(model, ids)
     with torch.no_grad():
-        logits = model(ids.gather(1, at.clamp(min=0)), cache=cache, at=at).logits
+        logits = model(ids.gather(1, at.clamp(min=0)), cache=cache, cache_position=at).logits
     real = at >= 0
     wanted = full.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, full.shape[-1]))
     assert near(logits[real], wanted[real])
@@ -106,7 +106,7 @@ def test_new_tokens_at_the_fed_columns_are_seen(shape: tuple[str, str], seed: in
     fed = torch.zeros(BATCH, LENGTH + 1, dtype=torch.bool).scatter_(1, at % (LENGTH + 1), True)[:, :LENGTH]
     now = torch.where(fed, changed, ids)
     with torch.no_grad():
-        logits = model(now.gather(1, at.clamp(min=0)), cache=cache, at=at).logits
+        logits = model(now.gather(1, at.clamp(min=0)), cache=cache, cache_position=at).logits
         full = model(now).logits
     wanted = full.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, full.shape[-1]))
     assert near(logits[real], wanted[real])
@@ -121,7 +121,7 @@ def test_columns_that_are_not_fed_keep_their_keys_and_values(
     cache, _ = filled(model, ids)
     before = [part.clone() for part in (*cache.keys, *cache.values)]
     with torch.no_grad():
-        model(random_ids(seed + 1).gather(1, at.clamp(min=0)), cache=cache, at=at)
+        model(random_ids(seed + 1).gather(1, at.clamp(min=0)), cache=cache, cache_position=at)
     fed = torch.zeros(BATCH, LENGTH + 1, dtype=torch.bool).scatter_(1, at % (LENGTH + 1), True)[:, :LENGTH]
     for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
         same = (old == new)[:, :, :LENGTH].all(dim=3).all(dim=1)
@@ -138,14 +138,14 @@ def test_block_causal_blocks_fed_once_each_equal_one_forward(
     model, ids = model_of(shape), random_ids(seed)
     offset = torch.arange(LENGTH) - prompt
     blocks = torch.where(offset < 0, 0, offset.div(size, rounding_mode="floor") + 1)[None].expand(BATCH, -1)
-    rule = AttentionRule.block_causal(blocks)
+    rule = AttentionMask.block_causal(blocks)
     cache, pieces = model.new_cache(BATCH, LENGTH), []
     with torch.no_grad():
-        full = model(ids, rule=rule).logits
+        full = model(ids, mask=rule).logits
         for block in blocks[0].unique().tolist():
             columns = (blocks[0] == block).nonzero()[:, 0]
             fed = slice(int(columns[0]), int(columns[-1]) + 1)
-            pieces.append(model(ids[:, fed], cache=cache, at=fed, rule=rule).logits)
+            pieces.append(model(ids[:, fed], cache=cache, cache_position=fed, mask=rule).logits)
     assert near(torch.cat(pieces, dim=1), full)
 
 
@@ -156,11 +156,13 @@ def test_columns_that_hold_nothing_are_hidden_by_the_rule(
 ) -> None:
     model, ids = model_of(shape), random_ids(seed)
     keys = torch.arange(LENGTH)[None] < torch.tensor(lengths)[:, None]
-    cache, logits = filled(model, ids, AttentionRule.padded(keys))
+    cache, logits = filled(model, ids, AttentionMask.padded(keys))
     for part in (*cache.keys, *cache.values):  # what stands in a hidden column must not matter
         part[:, :, :LENGTH].masked_fill_(~keys[:, None, :, None], 1e4)
     with torch.no_grad():
-        again = model(ids[:, :1], cache=cache, at=slice(0, 1), rule=AttentionRule.padded(keys)).logits
+        again = model(
+            ids[:, :1], cache=cache, cache_position=slice(0, 1), mask=AttentionMask.padded(keys)
+        ).logits
     assert near(again, logits[:, :1])
 
 
@@ -173,7 +175,7 @@ def test_positions_are_independent_of_the_layout_of_the_buffer() -> None:
         full = model(ids).logits
         at = order.argsort()[None].expand(BATCH, -1)
         positions = torch.arange(LENGTH)[None]
-        assert near(model(ids, cache=cache, at=at, position_ids=positions).logits, full)
+        assert near(model(ids, cache=cache, cache_position=at, position_ids=positions).logits, full)
 
 
 def test_keep_leaves_the_chosen_rows() -> None:
@@ -182,7 +184,7 @@ def test_keep_leaves_the_chosen_rows() -> None:
     cache.keep(torch.tensor([2, 0]))
     assert cache.batch == 2
     with torch.no_grad():
-        logits = model(ids[[2, 0], 5:9], cache=cache, at=slice(5, 9)).logits
+        logits = model(ids[[2, 0], 5:9], cache=cache, cache_position=slice(5, 9)).logits
     assert near(logits, full[[2, 0], 5:9])
 
 

@@ -89,7 +89,7 @@ def test_weights_offloaded_by_accelerate_still_compute_and_cache(tmp_path: Path)
     expected = model(IDS).logits
     cpu_offload(model, execution_device="cpu")
     cache = model.new_cache(1, 20)
-    assert torch.equal(model(IDS, cache=cache, at=slice(0, 20)).logits, expected)
+    assert torch.equal(model(IDS, cache=cache, cache_position=slice(0, 20)).logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_bundled_recipes_name_themselves_and_their_objectives_exist(name: str, t
         "Fake", (), {"tokens": type("T", (), {"mask": 9}), "family": DREAM if "dream" in name else LLADA}
     )
     objective = build_objective(values, lm)
-    assert objective.shift == lm.family.shift
+    assert objective.shift == lm.family.logit_shift
     assert objective.uses_steps or values.states != "all"
 
 

@@ -51,7 +51,7 @@ def train_base(folder: Path, steps: int = 400) -> tad.LM:
         masked[:, shown.shape[1] :] = torch.from_numpy(draws.random((32, LENGTH)) < draws.random((32, 1)))
         noisy = ids.masked_fill(masked, lm.tokens.mask)
         loss = masked_diffusion_loss(
-            lm.model, noisy, ids, masked / masked.sum().clamp(min=1), lm.family.shift
+            lm.model, noisy, ids, masked / masked.sum().clamp(min=1), lm.family.logit_shift
         )
         optimizer.zero_grad()
         loss.backward()

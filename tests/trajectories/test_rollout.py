@@ -28,7 +28,7 @@ def predictions(lm: LM, prompt: list[int], canvas: list[int]) -> torch.Tensor:
     """Probabilities [length, vocab] of the generated part, by a plain forward of one row."""
     with torch.inference_mode():
         logits = lm.model(torch.tensor([[*prompt, *canvas]])).logits[0].float()
-    first = len(prompt) - lm.family.shift
+    first = len(prompt) - lm.family.logit_shift
     return logits[first : first + len(canvas)].softmax(-1)
 
 

@@ -63,7 +63,7 @@ def test_measured_decay_is_the_mean_of_single_forwards(lm: LM, plain: list[list[
             canvas = state(torch.tensor(row.tokens), torch.tensor(row.reveal), step, lm.tokens.mask)
             with torch.inference_mode():
                 logits = lm.model(torch.tensor([[*row.plain_ids, *canvas.tolist()]])).logits[0].float()
-            first = len(row.plain_ids) - lm.family.shift
+            first = len(row.plain_ids) - lm.family.logit_shift
             p = logits[first : first + LENGTH].softmax(-1)
             for position, reveal in enumerate(row.reveal):
                 if reveal > step:

@@ -99,7 +99,7 @@ class Conversation:
         from tad.decoding import get_decoder
 
         found = get_decoder(self.name, self.lm.family.name, **self.overrides)
-        return found.prepared(self.gen_length, self.lm.family.shift)
+        return found.prepared(self.gen_length, self.lm.family.logit_shift)
 
     def answer(
         self, question: str, watch: Callable[[Event], None] = lambda event: None

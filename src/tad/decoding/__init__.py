@@ -54,7 +54,7 @@ def decode(
     `graph` the engine with its recorded steps (on a CPU the same steps, not recorded). An `Engine` of one's own is used as it is. Where none is given, the environment's TAD_ENGINE decides. With
     the engine `batch_size` rows are decoded side by side, and the next one takes the place of one that ends.
     """
-    chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.shift)
+    chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.logit_shift)
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
     if len(seeds) != len(prompts):
         raise TadError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one per prompt, or a single one")
@@ -79,7 +79,7 @@ def decode(
         rows = list(order[low : low + step])
         callback = _renumbered(on_step, rows) if on_step is not None else None
         mine, own_seeds = [prompts[row] for row in rows], [seeds[row] for row in rows]
-        about = (chosen, gen_length, lm.tokens, lm.family.shift, own_seeds)
+        about = (chosen, gen_length, lm.tokens, lm.family.logit_shift, own_seeds)
         if runner is not None:
             done = runner.decode(mine, *about, size, callback)
         else:

@@ -23,7 +23,7 @@ from tad.decoding.rule import Candidates, Credit, Quota, force_progress
 from tad.decoding.schedule import Plan
 from tad.decoding.table import BlockTable, append_rows, keep_rows
 from tad.errors import TadError
-from tad.models import AttentionRule, MaskedDiffusionModel, SpecialTokens
+from tad.models import AttentionMask, MaskedDiffusionModel, SpecialTokens
 from tad.models.cache import KVCache
 
 # Logits of this many positions are held at once, so that memory does not grow with batch x candidates x vocabulary.
@@ -243,12 +243,12 @@ class Session:
             blocks = blocks.expand(len(canvas), -1)
         if rows.hidden is None or self.cache is None:
             end = max(ends)
-            rule = AttentionRule(
+            rule = AttentionMask(
                 None if keys is None else keys[:, :end], None if blocks is None else blocks[:, :end]
             )
             hidden = self._outputs(canvas[:, :end], rule)
             return _gather(hidden, source)
-        rule = AttentionRule(keys, blocks)
+        rule = AttentionMask(keys, blocks)
         at: Tensor | slice
         if len(set(starts)) == len(set(ends)) == 1 and not any(gaps[1]):
             at = slice(starts[0], ends[0])
@@ -263,31 +263,31 @@ class Session:
         out = self.model(
             canvas.gather(1, slots),
             position_ids=(slots - rows.pad[:, None]).clamp(min=0),
-            rule=rule,
+            mask=rule,
             cache=self.cache,
-            at=at,
+            cache_position=at,
             head=False,
         ).hidden
         slots = (columns % (self.columns + 1))[:, :, None].expand_as(out)
         rows.hidden.scatter_(1, slots, out)
         return _gather(rows.hidden, source)
 
-    def _outputs(self, canvas: Tensor, rule: AttentionRule) -> Tensor:
+    def _outputs(self, canvas: Tensor, rule: AttentionMask) -> Tensor:
         """Outputs of a whole canvas; with guidance, the unconditional rows' follow along the width."""
         position_ids = (torch.arange(canvas.shape[1], device=self.device) - self.rows.pad[:, None]).clamp(
             min=0
         )
         if self.decoder.sampling.cfg == 0:
-            hidden = self.model(canvas, position_ids=position_ids, rule=rule, head=False).hidden
+            hidden = self.model(canvas, position_ids=position_ids, mask=rule, head=False).hidden
             assert hidden is not None
             return hidden
         blind = canvas.clone()
         blind[:, : self.prompt] = self.tokens.mask
-        twice = AttentionRule(
+        twice = AttentionMask(
             *(None if part is None else part.repeat(2, 1) for part in (rule.keys, rule.blocks))
         )
         both = torch.cat((canvas, blind)), position_ids.repeat(2, 1)
-        hidden = self.model(both[0], position_ids=both[1], rule=twice, head=False).hidden
+        hidden = self.model(both[0], position_ids=both[1], mask=twice, head=False).hidden
         assert hidden is not None
         return torch.cat(hidden.chunk(2), dim=-1)
 

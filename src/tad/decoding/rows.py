@@ -92,7 +92,7 @@ def resize_table(table: BlockTable, behind: int) -> None:
 def extend_cache(model: MaskedDiffusionModel, old: KVCache, rows: int, columns: int, before: int) -> KVCache:
     """A cache of `rows` x `columns` that begins with the old rows, `before` columns further to the right."""
     new = model.new_cache(rows, columns)
-    low, high = max(0, -before), min(old.columns, columns - before)
+    low, high = max(0, -before), min(old.length, columns - before)
     for source, target in zip((*old.keys, *old.values), (*new.keys, *new.values), strict=True):
         target[: old.batch, :, low + before : high + before] = source[:, :, low:high]
     return new

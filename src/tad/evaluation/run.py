@@ -67,7 +67,7 @@ class Runner:
         self.lm, self.recipe = lm, recipe
         self.identity = identity or Identity.of(lm)
         chosen = get_decoder(recipe.decoder, lm.family.name, **recipe.settings)
-        chosen.prepared(recipe.gen_length, lm.family.shift)  # refuse it now, not at the first batch
+        chosen.prepared(recipe.gen_length, lm.family.logit_shift)  # refuse it now, not at the first batch
         self.decoder = chosen
         self._size = recipe.batch_size
 

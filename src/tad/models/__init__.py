@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from tad.models.attention import AttentionRule
+from tad.models.attention import AttentionMask
 from tad.models.cache import KVCache
 from tad.models.dream import DreamConfig, DreamModel
 from tad.models.family import DREAM, FAMILIES, LLADA, Family, family_of
@@ -17,7 +17,7 @@ __all__ = [
     "FAMILIES",
     "LLADA",
     "LM",
-    "AttentionRule",
+    "AttentionMask",
     "DiffusionOutput",
     "DreamConfig",
     "DreamModel",

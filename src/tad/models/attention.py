@@ -16,42 +16,44 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class AttentionRule:
+class AttentionMask:
     """Full attention by default; `keys` hides padding, `blocks` makes it block-causal. Both may be given."""
 
     keys: Tensor | None = None  # [batch, columns] bool, True where the column is real
     blocks: Tensor | None = None  # [batch, columns] int: a query sees its own block and the earlier ones
 
     @classmethod
-    def full(cls) -> AttentionRule:
+    def full(cls) -> AttentionMask:
         """Every position sees every position."""
         return cls()
 
     @classmethod
-    def padded(cls, keys: Tensor) -> AttentionRule:
+    def padded(cls, keys: Tensor) -> AttentionMask:
         """Nobody sees padding; left and right padding are the same to this rule."""
         return cls(keys=keys.bool())
 
     @classmethod
-    def block_causal(cls, blocks: Tensor, keys: Tensor | None = None) -> AttentionRule:
+    def block_causal(cls, blocks: Tensor, keys: Tensor | None = None) -> AttentionMask:
         """A position sees its own block and every earlier one."""
         return cls(keys=None if keys is None else keys.bool(), blocks=blocks)
 
-    def mask(self, at: Tensor | slice | None = None) -> Tensor | None:
+    def dense(self, cache_position: Tensor | slice | None = None) -> Tensor | None:
         """[batch, 1, queries, columns] bool, True where a query sees a key; None where all see all."""
         if self.blocks is None:
             return None if self.keys is None else self.keys[:, None, None, :]
-        seen = self.blocks[:, None, :] <= _columns(self.blocks, at)[:, :, None]
+        seen = self.blocks[:, None, :] <= _at(self.blocks, cache_position)[:, :, None]
         if self.keys is not None:
             seen = seen & self.keys[:, None, :]
         return seen[:, None]
 
-    def flex_mask(self, queries: int, columns: int, at: Tensor | slice | None, device: torch.device) -> Any:
+    def flex(
+        self, queries: int, columns: int, cache_position: Tensor | slice | None, device: torch.device
+    ) -> Any:
         """The same rule as a FlexAttention block mask, which skips the tiles nobody sees."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         keys, blocks = self.keys, self.blocks
-        asking = None if blocks is None else _columns(blocks, at)
+        asking = None if blocks is None else _at(blocks, cache_position)
 
         def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             seen = query >= 0
@@ -66,13 +68,13 @@ class AttentionRule:
         return create_block_mask(visible, batch, None, queries, columns, device=str(device))
 
 
-def _columns(per_column: Tensor, at: Tensor | slice | None) -> Tensor:
-    """The entries of [batch, columns] at the fed columns. Scrap entries (-1) read the last column."""
-    if at is None:
-        return per_column
-    if isinstance(at, slice):
-        return per_column[:, at]
-    return per_column.gather(1, at % per_column.shape[1])
+def _at(values: Tensor, cache_position: Tensor | slice | None) -> Tensor:
+    """The entries of [batch, length] at the fed positions. Dummy entries (-1) read the last one."""
+    if cache_position is None:
+        return values
+    if isinstance(cache_position, slice):
+        return values[:, cache_position]
+    return values.gather(1, cache_position % values.shape[1])
 
 
 def _flex_attention(compiled: bool) -> Any:
@@ -90,7 +92,7 @@ def _compile_once(function: Any) -> Any:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     """Softmax attention. query [batch, heads, queries, dim]; key, value [batch, kv_heads, columns, dim].
 
-    `mask` is what `AttentionRule.mask` or `.flex_mask` gave. Grouped key heads are repeated, as the original
+    `mask` is what `AttentionMask.dense` or `.flex` gave. Grouped key heads are repeated, as the original
     code does, except for FlexAttention, which groups them itself.
     """
     if mask is not None and not isinstance(mask, Tensor):

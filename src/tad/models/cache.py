@@ -15,21 +15,21 @@ from torch import Tensor
 
 
 class KVCache:
-    """`at` is a slice (all rows feed the same columns) or [batch, n] columns, where -1 is written to a scrap slot."""
+    """`cache_position` is a slice (all rows feed the same columns) or [batch, n] columns, where -1 is written to a scrap slot."""
 
     def __init__(
         self,
         layers: int,
         batch: int,
         kv_heads: int,
-        columns: int,
+        length: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str | Sequence[torch.device],
     ) -> None:
         devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
-        shape = (batch, kv_heads, columns + 1, head_dim)  # the last slot is scrap
-        self.columns = columns
+        shape = (batch, kv_heads, length + 1, head_dim)  # the last slot is scrap
+        self.length = length
         self.keys = [torch.zeros(shape, dtype=dtype, device=where) for where in devices]
         self.values = [torch.zeros(shape, dtype=dtype, device=where) for where in devices]
 
@@ -37,16 +37,18 @@ class KVCache:
     def batch(self) -> int:
         return self.keys[0].shape[0]
 
-    def write(self, layer: int, at: Tensor | slice, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def write(
+        self, layer: int, cache_position: Tensor | slice, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Store key and value [batch, kv_heads, n, head_dim] at their columns; return all columns' keys and values."""
         keys, values = self.keys[layer], self.values[layer]
-        if isinstance(at, slice):
-            keys[:, :, at], values[:, :, at] = key, value
+        if isinstance(cache_position, slice):
+            keys[:, :, cache_position], values[:, :, cache_position] = key, value
         else:
-            slots = (at % (self.columns + 1))[:, None, :, None].expand_as(key).to(keys.device)
+            slots = (cache_position % (self.length + 1))[:, None, :, None].expand_as(key).to(keys.device)
             keys.scatter_(2, slots, key)
             values.scatter_(2, slots, value)
-        return keys[:, :, : self.columns], values[:, :, : self.columns]
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these (indices); used when finished rows leave a batch."""

@@ -41,7 +41,7 @@ class Family:
     name: str
     config_class: type[Any]
     model_class: type[MaskedDiffusionModel]
-    shift: int  # the logits for position i are the output of position i - shift
+    logit_shift: int  # the logits for position i are the output of position i - logit_shift
     mask_text: str  # how the tokenizer writes these, where the config does not give the id
     end_of_turn_text: str
     assistant_header: str  # how the chat format opens the assistant's turn
@@ -72,7 +72,7 @@ LLADA = Family(
     name="llada",
     config_class=LLaDAConfig,
     model_class=LLaDAModelLM,
-    shift=0,
+    logit_shift=0,
     mask_text="<|mdm_mask|>",
     end_of_turn_text="<|eot_id|>",
     assistant_header="<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -82,7 +82,7 @@ DREAM = Family(
     name="dream",
     config_class=DreamConfig,
     model_class=DreamModel,
-    shift=1,
+    logit_shift=1,
     mask_text="<|mask|>",
     end_of_turn_text="<|im_end|>",
     assistant_header="<|im_start|>assistant\n",

@@ -125,7 +125,7 @@ def _describe(
         context=shape.context,
         tied=shape.tied,
         dtype=str(dtype).removeprefix("torch."),
-        shifted=bool(family.shift),
+        shifted=bool(family.logit_shift),
         tokens=tokens,
         tokenizer=tokenizer,
         lora_targets=family.names.projections,

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from tad.errors import TadError
-from tad.models.attention import AttentionRule, attend
+from tad.models.attention import AttentionMask, attend
 from tad.models.cache import KVCache
 
 
@@ -180,7 +180,7 @@ class Layer(GradientCheckpointingLayer):
         sin: Tensor,
         mask: Any,
         cache: KVCache | None = None,
-        at: Tensor | slice | None = None,
+        cache_position: Tensor | slice | None = None,
         only: Tensor | None = None,  # [batch, m]: positions whose outputs are wanted, all by default
     ) -> Tensor:
         """Outputs [batch, length or m, width]. Keys and values are made of every position in any case."""
@@ -188,7 +188,9 @@ class Layer(GradientCheckpointingLayer):
         normed = self.part(names.attn_norm)(x)
         if only is not None:
             x = take(x, only)
-        x = x + self.part(names.attn_out)(self._attention(normed, cos, sin, mask, cache, at, only))
+        x = x + self.part(names.attn_out)(
+            self._attention(normed, cos, sin, mask, cache, cache_position, only)
+        )
         normed = self.part(names.mlp_norm)(x)
         return x + self.part(names.down)(F.silu(self.part(names.gate)(normed)) * self.part(names.up)(normed))
 
@@ -199,7 +201,7 @@ class Layer(GradientCheckpointingLayer):
         sin: Tensor,
         mask: Any,
         cache: KVCache | None,
-        at: Tensor | slice | None,
+        cache_position: Tensor | slice | None,
         only: Tensor | None,
     ) -> Tensor:
         def heads(path: str, count: int, source: Tensor) -> Tensor:
@@ -220,8 +222,8 @@ class Layer(GradientCheckpointingLayer):
             query, key = both.split((shape.heads, shape.kv_heads), dim=1)
         else:
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        if cache is not None and at is not None:
-            key, value = cache.write(self.index, at, key, value)
+        if cache is not None and cache_position is not None:
+            key, value = cache.write(self.index, cache_position, key, value)
         return attend(query, key, value, mask).transpose(1, 2).reshape(asking.shape)
 
 
@@ -253,61 +255,65 @@ class MaskedDiffusionModel(PreTrainedModel):
         attention_mask: Tensor | None = None,  # [batch, columns], 0 at padding
         position_ids: Tensor | None = None,  # [batch, length]
         inputs_embeds: Tensor | None = None,  # [batch, length, width]
-        rule: AttentionRule | None = None,
+        mask: AttentionMask | None = None,
         cache: KVCache | None = None,
-        at: Tensor | slice | None = None,  # columns of the cache that are fed; [batch, length] or a slice
+        cache_position: Tensor
+        | slice
+        | None = None,  # where the fed positions lie in the cache; [batch, length] or a slice
         logits_at: Tensor | None = None,  # [batch, m] or [m]: indices into the fed positions
         head: bool = True,
         **unused: Any,
     ) -> DiffusionOutput:
         """One forward.
 
-        `rule` says who sees whom; `attention_mask` is the short form for padding. With a `cache`, the keys are all of
-        its columns, so a rule must hide the ones that hold nothing. `logits_at` names the positions whose outputs
+        `mask` says who sees whom; `attention_mask` is the short form for padding. With a `cache`, the keys are all of
+        its positions, so a mask must hide the ones that hold nothing. `logits_at` names the positions whose outputs
         are wanted: the head, and of the last layer all but keys and values, run there only. `head=False` leaves the
-        head out. Positions default to `at` with a cache and to 0, 1, ... without.
+        head out. Positions default to `cache_position` with a cache and to 0, 1, ... without.
         """
         x = self.embedding()(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x.shape[:2]
-        if rule is None:
-            rule = AttentionRule.full() if attention_mask is None else AttentionRule.padded(attention_mask)
+        if mask is None:
+            mask = AttentionMask.full() if attention_mask is None else AttentionMask.padded(attention_mask)
         if position_ids is None:
-            position_ids = self._default_positions(at, length, x.device)
+            position_ids = self._default_positions(cache_position, length, x.device)
         position_ids = position_ids.expand(batch, length)
         cos, sin = rotary_table(position_ids, self.shape, x.dtype)
-        mask = self._mask(rule, length, cache, at, x.device)
+        visible = self._visible(mask, length, cache, cache_position, x.device)
         only = logits_at
         if only is not None and only.dim() == 1:
             only = only.expand(batch, -1)
         *layers, last = self.layers()
         for layer in layers:
-            x = layer(x, cos, sin, mask, cache=cache, at=at)
-        if only is None or mask is None or isinstance(mask, Tensor):
-            x = last(x, cos, sin, mask, cache=cache, at=at, only=only)
+            x = layer(x, cos, sin, visible, cache=cache, cache_position=cache_position)
+        if only is None or visible is None or isinstance(visible, Tensor):
+            x = last(x, cos, sin, visible, cache=cache, cache_position=cache_position, only=only)
         else:  # a FlexAttention mask is made for all queries
-            x = take(last(x, cos, sin, mask, cache=cache, at=at), only)
+            x = take(last(x, cos, sin, visible, cache=cache, cache_position=cache_position), only)
         hidden = self.get_submodule(self.names.norm)(x)
         return DiffusionOutput(logits=self.head(hidden) if head else None, hidden=hidden)
 
-    def _default_positions(self, at: Tensor | slice | None, length: int, device: torch.device) -> Tensor:
-        if isinstance(at, Tensor):
-            return at.clamp(min=0)
-        start = at.start or 0 if isinstance(at, slice) else 0
+    def _default_positions(
+        self, cache_position: Tensor | slice | None, length: int, device: torch.device
+    ) -> Tensor:
+        if isinstance(cache_position, Tensor):
+            return cache_position.clamp(min=0)
+        start = cache_position.start or 0 if isinstance(cache_position, slice) else 0
         return torch.arange(start, start + length, device=device)[None]
 
-    def _mask(
+    def _visible(
         self,
-        rule: AttentionRule,
+        mask: AttentionMask,
         length: int,
         cache: KVCache | None,
-        at: Tensor | slice | None,
+        cache_position: Tensor | slice | None,
         device: torch.device,
     ) -> Any:
         if self.config._attn_implementation == "flex_attention" and (
-            rule.keys is not None or rule.blocks is not None
+            mask.keys is not None or mask.blocks is not None
         ):
-            return rule.flex_mask(length, cache.columns if cache is not None else length, at, device)
-        return rule.mask(at)
+            return mask.flex(length, cache.length if cache is not None else length, cache_position, device)
+        return mask.dense(cache_position)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states [..., width]."""
@@ -322,13 +328,13 @@ class MaskedDiffusionModel(PreTrainedModel):
     def layers(self) -> nn.ModuleList:
         return cast(nn.ModuleList, self.get_submodule(self.names.layers))
 
-    def new_cache(self, batch: int, columns: int) -> KVCache:
-        """Empty buffers for a canvas of `columns`, on the devices of the layers."""
+    def new_cache(self, batch: int, length: int) -> KVCache:
+        """Empty buffers for a canvas of `length`, on the devices of the layers."""
         return KVCache(
             self.shape.layers,
             batch,
             self.shape.kv_heads,
-            columns,
+            length,
             self.shape.head_dim,
             self.dtype,
             [_device_of(layer) for layer in self.layers()],

@@ -301,7 +301,7 @@ class Engine:
 
     def _open_session(self, job: Job) -> Session:
         return Session(
-            self.lm.model, job.decoder, self.lm.tokens, self.lm.family.shift, self._revealed.append
+            self.lm.model, job.decoder, self.lm.tokens, self.lm.family.logit_shift, self._revealed.append
         )
 
     def _step(self) -> None:

@@ -42,7 +42,7 @@ class Offer:
         chosen = get_decoder(settings.decoder, lm.family.name, **own)
         self.decoders[settings.decoder] = chosen
         block = chosen.schedule.block or 1
-        chosen.prepared(block, lm.family.shift)
+        chosen.prepared(block, lm.family.logit_shift)
         self.max_tokens = settings.max_tokens or max(block, min(2048, lm.context // 2 // block * block))
         if not block <= self.max_tokens < lm.context:
             raise TadError(
@@ -71,7 +71,7 @@ class Offer:
         except TadError as error:
             raise ApiError(400, str(error), source, "invalid_prompt") from None
         try:
-            prepared = decoder.prepared(length, self.lm.family.shift)
+            prepared = decoder.prepared(length, self.lm.family.logit_shift)
         except TadError as error:
             raise ApiError(400, f"decoder '{decoder.name}': {error}", "decoder") from None
         return Job(

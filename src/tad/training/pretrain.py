@@ -205,7 +205,7 @@ def pretraining_objective(family: Family, settings: OptimizationSection) -> Obje
     def objective(model: Any, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
         ids = batch["ids"].long()
         noisy, weight = mask_answers(ids, batch["prompt"], mask_id, generator, settings.weight_floor, blocks)
-        return masked_diffusion_loss(model, noisy, ids, weight, family.shift)
+        return masked_diffusion_loss(model, noisy, ids, weight, family.logit_shift)
 
     return objective
 

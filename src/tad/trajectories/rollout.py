@@ -21,7 +21,7 @@ from tad.decoding.proposal import Sampling, propose
 from tad.decoding.rule import first_best
 from tad.decoding.table import keep_rows
 from tad.errors import TadError
-from tad.models import LM, AttentionRule
+from tad.models import LM, AttentionMask
 
 Order = Literal["teacher", "student", "student-max", "left-to-right", "random"]
 Tokens = Literal["teacher", "reference"]
@@ -322,8 +322,8 @@ class _Rollouts:
         out = lm.model(
             canvas,
             position_ids=(column - pad[:, None]).clamp(min=0),
-            rule=AttentionRule.padded(real),
-            logits_at=self.prompt + position - lm.family.shift,
+            mask=AttentionMask.padded(real),
+            logits_at=self.prompt + position - lm.family.logit_shift,
             head=False,
         ).hidden
         assert out is not None

@@ -22,7 +22,7 @@ import torch
 
 from tad.decoding.canvas import lay_out
 from tad.errors import TadError
-from tad.models import LM, AttentionRule
+from tad.models import LM, AttentionMask
 from tad.trajectories.partition import masked, state
 from tad.trajectories.store import Trajectory
 
@@ -128,11 +128,11 @@ def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list
     hidden = lm.model(
         canvas.to(lm.device),
         position_ids=(column - pad).clamp(min=0),
-        rule=AttentionRule.padded(column >= pad),
+        mask=AttentionMask.padded(column >= pad),
         head=False,
     ).hidden
     assert hidden is not None
-    start = prompt - lm.family.shift
+    start = prompt - lm.family.logit_shift
     answers = hidden[:, start : start + length]
     wanted = masked(reveal, step).to(lm.device)
     logits = lm.model.head(answers[wanted]).float()

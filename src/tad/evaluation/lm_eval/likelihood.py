@@ -45,7 +45,7 @@ def weigh_masks(lm: LM, context: Sequence[int], target: Sequence[int], masks: Te
         canvas[:, len(context) :].masked_fill_(chunk, lm.tokens.mask)
         hidden = lm.model(canvas, head=False).hidden
         rows, places = chunk.nonzero(as_tuple=True)
-        outputs = hidden[rows, len(context) + places - lm.family.shift]
+        outputs = hidden[rows, len(context) + places - lm.family.logit_shift]
         losses = [
             F.cross_entropy(lm.model.head(part).float(), wanted.to(part.device), reduction="none").double()
             for part, wanted in zip(outputs.split(_POSITIONS), truth[places].split(_POSITIONS), strict=True)

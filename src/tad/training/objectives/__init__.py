@@ -62,7 +62,9 @@ def get_objective(name: str, *, mask_token: int, family: str | Family, **setting
     given, kind = check_settings(name, settings), OBJECTIVES[name]
     found = family if isinstance(family, Family) else _family_named(family)
     given = {key: _checked(kind, key, value) for key, value in given.items()}
-    return kind(mask_token=mask_token, shift=found.shift, **{**kind.published.get(found.name, {}), **given})
+    return kind(
+        mask_token=mask_token, shift=found.logit_shift, **{**kind.published.get(found.name, {}), **given}
+    )
 
 
 def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
