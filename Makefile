@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 # Two processes share the tests; each gets one torch thread so that they do not fight over cores.
 WORKERS ?= 2
 FAMILY  ?= llada
+# Files or directories of tests; empty means all of them.
+TESTS   ?=
 
 .PHONY: setup demo test test-all lint format clean
 # `demo` needs the package alone, `test` and `lint` its light extras, `test-all` also the heavy ones.
@@ -24,7 +26,7 @@ demo: setup
 	@$(BIN)/python -m tad demo --family $(FAMILY)
 
 test: $(VENV)/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" $(TESTS)
 
 test-all: $(VENV)/.all
 	TAD_EXAMPLES=60 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +31,7 @@ def call(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> 
     bench.main()
 
 
+@pytest.mark.sandbox
 def test_what_was_decoded_is_packed_continued_and_graded(
     bench: ModuleType,
     world: Path,
@@ -39,8 +39,6 @@ def test_what_was_decoded_is_packed_continued_and_graded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if shutil.which("bwrap") is None:
-        pytest.skip("needs bubblewrap (bwrap)")
     dest, model = tmp_path / "dest", world / "llada"
     common = ["--model", model, "--tiny", "--gen-length", 32, "--decoders", "tad", "--thresholds", 0.5]
     call(bench, monkeypatch, "decode", dest, *common, "--work", tmp_path / "one", "--minutes", 0)

@@ -379,6 +379,7 @@ def test_the_nano_tasks_run_as_one_name(lm: LM, world: Path, tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.sandbox
 @pytest.mark.parametrize("family", ["llada", pytest.param("dream", marks=pytest.mark.slow)])
 def test_published_benchmarks_run_from_prompt_to_verdict(
     world: Path, tmp_path: Path, data_dir: Path, family: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from fnmatch import fnmatch
 from functools import cache
@@ -123,7 +122,7 @@ def test_answers_get_the_verdicts_of_our_graders(name: str, manager: TaskManager
         assert task.process_results(docs[number], [r"It is \boxed{-987654}."]) == {"acc": 0.0}
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (bwrap)")
+@pytest.mark.sandbox
 def test_programs_are_run_in_our_sandbox(manager: TaskManager, data_dir: Path, tmp_path: Path) -> None:
     task = get_tad_task(manager, "tad_humaneval")
     own = get_own("humaneval", data_dir)
@@ -168,7 +167,7 @@ def test_gsm8k_and_math_run_end_to_end_with_our_own_texts(
     assert "9 texts" in harness.format_table(results)
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (bwrap)")
+@pytest.mark.sandbox
 def test_humaneval_and_mbpp_run_end_to_end_with_our_own_texts(
     manager: TaskManager, models: dict[str, LM], data_dir: Path
 ) -> None:

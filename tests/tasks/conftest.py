@@ -1,14 +1,11 @@
-"""Where these tests find benchmark data and a sandbox; without them they skip and say so."""
+"""Where these tests find benchmark data; without it they skip and say so."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-
-from tad.tasks.sandbox import Sandbox
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -21,13 +18,6 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip("needs the benchmark data: set TAD_DATA to a directory that holds it")
     return directory
-
-
-@pytest.fixture(scope="session")
-def sandbox() -> Sandbox:
-    if shutil.which("bwrap") is None:
-        pytest.skip("needs bubblewrap (bwrap)")
-    return Sandbox()
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,6 @@ def test_code_runs_unprotected_only_with_the_flag(
     from tad.tasks.sandbox import box
 
     monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: None)
-    box._contained_command.cache_clear()
     texts = write(tmp_path / "t.jsonl", {"id": "c", "text": "def f(): return 1"})
     with pytest.raises(TadError, match=r"bubblewrap \(bwrap\) is missing"):
         run(app, "grade", mine, texts)

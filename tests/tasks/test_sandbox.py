@@ -80,6 +80,7 @@ def test_what_a_program_prints_is_kept_but_decides_nothing(sandbox: Sandbox) -> 
     assert outcome.output == "hello\n"
 
 
+@pytest.mark.sandbox
 def test_a_program_that_waits_is_ended_by_the_clock() -> None:
     started = time.monotonic()
     outcome = Sandbox(Limits(seconds=1.0)).run("import time\ntime.sleep(60)")
@@ -104,7 +105,6 @@ def test_limits_never_exceed_the_machines_own(monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_bubblewrap_it_refuses_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: None)
-    box._contained_command.cache_clear()
     with pytest.raises(
         TadError, match=r"bubblewrap \(bwrap\) is missing; install bubblewrap .* --unsafe-no-sandbox"
     ):
@@ -120,8 +120,6 @@ def test_where_bubblewrap_is_not_permitted_it_refuses_and_says_why(
         path.chmod(0o755)
     request.addfinalizer(lambda: tmp_path.parent.parent.chmod(0o700))
     monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: str(refusing))
-    box._contained_command.cache_clear()
-    request.addfinalizer(box._contained_command.cache_clear)
     with pytest.raises(
         TadError, match=r"does not work here .*No permissions to create new namespace.*--unsafe-no-sandbox"
     ):
@@ -139,8 +137,6 @@ def test_a_bubblewrap_that_contains_nothing_is_not_trusted(
     request.addfinalizer(lambda: tmp_path.parent.parent.chmod(0o700))
     monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: str(careless))
     monkeypatch.setattr(box.os, "getuid", lambda: 1)
-    box._contained_command.cache_clear()
-    request.addfinalizer(box._contained_command.cache_clear)
     with pytest.raises(TadError, match="the code sandbox does not work here"):
         Sandbox().run("x = 1")
 
@@ -209,6 +205,7 @@ def test_a_path_below_a_closed_directory_is_not_public(tmp_path: Path) -> None:
     assert tree._is_public(Path("/usr/bin/env"))
 
 
+@pytest.mark.sandbox
 def test_packages_that_lie_under_tmp_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = tmp_path / "lib" / "site-packages"
     packages.mkdir(parents=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from tad.errors import TadError
 from tad.tasks import get_task
 
 NAMES = ["nano-word", "nano-math", "nano-code"]
-sandboxed = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (bwrap)")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +49,7 @@ def test_the_last_marked_number_counts() -> None:
     assert not task.grade(example, f"#### {example.answer}7").correct
 
 
-@sandboxed
+@pytest.mark.sandbox
 def test_a_solution_in_code_passes_in_the_sandbox_and_a_broken_one_does_not() -> None:
     task = get_task("nano-code", size=6)
     examples = task.examples("test")

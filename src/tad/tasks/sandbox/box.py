@@ -159,7 +159,7 @@ class Sandbox:
     def _command(self, stack: contextlib.ExitStack) -> tuple[list[str], dict[str, Any], list[int]]:
         """What comes before the interpreter's arguments, options of `Popen`, and files to pass on."""
         if self.contained:
-            bwrap, *arguments = _contained_command(self.limits.scratch, tuple(self.paths))
+            bwrap, *arguments = _contained_command(_find_bwrap(), self.limits.scratch, tuple(self.paths))
             passed = []
             if (calls := open_filter()) is not None:
                 stack.callback(os.close, calls)
@@ -195,13 +195,17 @@ else:
 """
 
 
-@cache
-def _contained_command(scratch: int, paths: tuple[str, ...]) -> list[str]:
+def _find_bwrap() -> str:
     bwrap = shutil.which("bwrap", path=SYSTEM_PATH)
     if bwrap is None:
         raise TadError(
             f"generated code is only run in a sandbox, and bubblewrap (bwrap) is missing; {ADVICE}"
         )
+    return bwrap
+
+
+@cache
+def _contained_command(bwrap: str, scratch: int, paths: tuple[str, ...]) -> list[str]:
     tree = interpreter_tree(unprivileged=os.getuid() == 0)
     command = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
