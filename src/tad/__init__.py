@@ -1,13 +1,18 @@
 """tad: fast and accurate decoding for diffusion language models.
 
-Importing it registers LLaDA and Dream with the Hugging Face Auto classes. Names are resolved on first use.
+`import tad` imports nothing heavy: names are resolved on first use. Once it is imported, the Hugging Face Auto classes
+know LLaDA and Dream, whether they are imported before or after.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tad.errors import TadError
@@ -30,16 +35,37 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tad' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
 
 
-def _is_command() -> bool:
-    """Whether this process is `tad ...` or `python -m tad ...`, whose commands import the rooms they need."""
-    words = getattr(sys, "argv", [""])[:1]
-    if words == ["-m"]:
-        return sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] == ["tad"]
-    return bool(words) and Path(words[0]).name in ("tad", "tad.exe")
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
-if not _is_command():  # torch and transformers take seconds, which `tad --help` should not
+class _RegisterFamilies(MetaPathFinder):
+    """Imports `tad.models`, which registers both families, right after the (lazy) package `transformers` has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "transformers":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            importlib.import_module("tad.models")
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "transformers" in sys.modules:
     importlib.import_module("tad.models")
+else:
+    sys.meta_path.insert(0, _RegisterFamilies())

@@ -72,8 +72,9 @@ def find_recipe(source: str | Path) -> Path:
     if len(path.parts) == 1 and bundled.is_file():
         return bundled
     names = sorted(recipe.stem for recipe in BUNDLED.glob("*.yaml"))
-    listing = f"; bundled recipes: {', '.join(names)}" if names else ""
-    raise TadError(f"no recipe '{source}': not a file and not a bundled name{listing}")
+    close = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"bundled recipes: {', '.join(names)}"
+    raise TadError(f"no recipe '{source}': not a file and not a bundled name; {hint}")
 
 
 class _Loader(yaml.SafeLoader):

@@ -55,8 +55,8 @@ def test_info_as_json(app: typer.Typer, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["info"], "give either a model or --shape"),
-        (["info", "x", "--shape", "llada-8b"], "give either a model or --shape"),
-        (["info", "--shape", "llada-8b", "--adapter", "x"], "--adapter needs a model"),
+        (["info", "nano-llada", "--shape", "llada-8b"], "give either a model or --shape"),
+        (["info", "--shape", "llada-8b", "--adapter", "nano-llada-speed"], "--adapter needs a model"),
         (["info", "./nowhere"], "no such directory"),
     ],
 )

@@ -244,7 +244,7 @@ def test_requests_over_the_grace_get_a_clean_error_and_the_exit_code_is_0(checkp
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line_before_the_model_is_read(
-    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from typer.testing import CliRunner
 
@@ -252,6 +252,6 @@ def test_what_cannot_work_is_refused_in_a_line_before_the_model_is_read(
     from tad.errors import TadError
 
     monkeypatch.delenv("TAD_API_KEY", raising=False)
-    result = CliRunner().invoke(app, ["serve", "/nowhere", *options])
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), *options])
     assert isinstance(result.exception, TadError)
     assert message in str(result.exception)

@@ -27,6 +27,7 @@ ROOMS = (
     "models",
     "decode",
     "tasks",
+    "recipes",
     "trajectories",
     "train",
     "evaluate",

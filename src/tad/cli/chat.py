@@ -14,6 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tad.cli.options import (
+    Adapter,
+    DecoderSettings,
+    Device,
+    Dtype,
+    GenLength,
+    Model,
+    Temperature,
+    Threshold,
+    busy,
+    load_model,
+    read_settings,
+)
+from tad.cli.options import Decoder as DecoderName
 from tad.errors import TadError
 
 if TYPE_CHECKING:
@@ -40,35 +54,28 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
-    adapter: Annotated[
-        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
-    ] = None,
-    decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
-    gen_length: Annotated[int, typer.Option(help="Positions to generate for an answer.")] = 256,
+    model: Model,
+    adapter: Adapter = None,
+    decoder: DecoderName = "tad",
+    gen_length: GenLength = 256,
     system: Annotated[str | None, typer.Option(help="A system message, before all others.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     seed: Annotated[int, typer.Option(help="Only matters with a temperature; each answer adds one.")] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the decoder; repeat it."),
-    ] = None,
-    threshold: Annotated[float | None, typer.Option(help="The same as --set threshold=X.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="The same as --set temperature=X.")] = None,
+    settings: DecoderSettings = None,
+    threshold: Threshold = None,
+    temperature: Temperature = None,
     live: Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")] = True,
 ) -> None:
     """Talk with a model, over several turns; /help lists what else can be typed."""
-    from tad.cli.decode import _busy, _load, _overrides
-
-    overrides = _overrides(settings or [], threshold=threshold, temperature=temperature)
-    with _busy(f"loading {model}"):
+    overrides = read_settings(settings, threshold=threshold, temperature=temperature)
+    with busy(f"loading {model}"):
         from tad.decoding import get_decoder
         from tad.serving import Engine
 
         # What does not depend on the model is refused before its weights are read.
         get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
-        lm = _load(model, adapter, device, dtype)  # not merged: /adapter switches it
+        lm = load_model(model, adapter, device, dtype)  # not merged: /adapter switches it
     if lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; a conversation needs one")
     engine = Engine(lm, batch=1, queue=1, queue_seconds=float("inf"), seconds=float("inf"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tad.cli.decoders import decoders, parts
+from tad.cli.options import (
+    Adapter,
+    AsJson,
+    DecoderSettings,
+    Device,
+    Dtype,
+    GenLength,
+    Model,
+    Seed,
+    Temperature,
+    Threshold,
+    busy,
+    load_model,
+    read_settings,
+    read_value,
+)
+from tad.cli.options import Decoder as DecoderName
+from tad.cli.progress import Progress
 from tad.errors import TadError
 
 if TYPE_CHECKING:
@@ -22,6 +39,9 @@ if TYPE_CHECKING:
     from tad.generation import Prompt
     from tad.models import LM
 
+# Under these names other commands still import them from here.
+_busy, _load, _overrides, _scalar = busy, load_model, read_settings, read_value
+
 
 def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
@@ -30,42 +50,37 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
+    model: Model,
     prompt: Annotated[
         str | None, typer.Argument(help="The question; '-' or nothing reads prompts from standard input.")
     ] = None,
-    decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
-    gen_length: Annotated[int, typer.Option(help="Positions to generate.")] = 256,
-    adapter: Annotated[
-        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
-    seed: Annotated[int, typer.Option(help="Only matters with a temperature.")] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the decoder; repeat it."),
-    ] = None,
-    threshold: Annotated[float | None, typer.Option(help="The same as --set threshold=X.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="The same as --set temperature=X.")] = None,
+    decoder: DecoderName = "tad",
+    gen_length: GenLength = 256,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = 0,
+    settings: DecoderSettings = None,
+    threshold: Threshold = None,
+    temperature: Temperature = None,
     file: Annotated[
         Path | None, typer.Option(help='Prompts, one a line; or .jsonl with {"prompt"} or {"messages"}.')
     ] = None,
     ids: Annotated[str | None, typer.Option(help="A prompt of token ids, '1,2,3'; answers with ids.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Continue plain text, without the chat format.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: AsJson = False,
     live: Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")] = True,
 ) -> None:
     """Answer a prompt, and watch the masks become tokens."""
-    overrides = _overrides(settings or [], threshold=threshold, temperature=temperature)
+    overrides = read_settings(settings, threshold=threshold, temperature=temperature)
     questions = _questions(prompt, file, ids)
-    with _busy(f"loading {model}"):
+    with busy(f"loading {model}"):
         from tad.decoding import get_decoder
 
         # What does not depend on the model is refused before its weights are read.
         get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
-        lm = _load(model, adapter, device, dtype, to_decode=True)
+        lm = load_model(model, adapter, device, dtype, to_decode=True)
     chosen = get_decoder(decoder, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
@@ -76,7 +91,9 @@ def generate(
         job.show_live(encoded[0])
         return
     results = job.run(questions, encoded, batch_size)
-    for number, (question, row) in enumerate(_progress(results, len(questions), quiet=terminal)):
+    if not terminal and len(questions) > 1:  # the answers go somewhere else
+        results = Progress().over(results, len(questions))
+    for number, (question, row) in enumerate(results):
         if as_json:
             typer.echo(json.dumps(job.as_record(question, row), ensure_ascii=False))
             continue
@@ -180,76 +197,7 @@ def _encode(lm: LM, question: _Question, gen_length: int, raw: bool) -> list[int
     return found
 
 
-# Parameters
-
-
-def _overrides(settings: list[str], **shortcuts: float | None) -> dict[str, Any]:
-    """`--set` and its shortcuts as keyword arguments for a decoder."""
-    found: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals or not key:
-            raise TadError(f"--set {setting}: should be KEY=VALUE")
-        if key in found:
-            raise TadError(f"--set {setting}: {key} is set twice")
-        found[key] = _scalar(value.strip())
-    for key, number in shortcuts.items():
-        if number is not None:
-            if key in found:
-                raise TadError(f"--{key} and --set {key}= are the same parameter; give one")
-            found[key] = number
-    return found
-
-
-def _scalar(text: str) -> Any:
-    """A number, true, false, none, or the text itself. Not YAML, where `off` and `no` would be false."""
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
 # Decoding and printing
-
-
-def _busy(what: str) -> AbstractContextManager[Any]:
-    """A spinner on standard error, where that is a terminal."""
-    from rich.console import Console
-
-    notes = Console(stderr=True)
-    return notes.status(what) if notes.is_terminal else nullcontext()
-
-
-def _load(
-    model: str, adapter: str | None, device: str | None, dtype: str | None, to_decode: bool = False
-) -> LM:
-    """`to_decode`: nothing else will be done with it, so its adapter may be merged."""
-    from transformers.utils import logging
-
-    from tad.models import load
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    lm = load(model, adapter=adapter, device=device, dtype=dtype)
-    if to_decode:
-        lm.merge_on_gpu()
-    return lm
-
-
-def _progress(results: Iterator[Any], total: int, quiet: bool) -> Iterator[Any]:
-    """A bar on standard error while results go somewhere else."""
-    from rich.console import Console
-    from rich.progress import track
-
-    notes = Console(stderr=True)
-    hide = quiet or total == 1 or not notes.is_terminal
-    return iter(track(results, "decoding", total=total, console=notes, transient=True, disable=hide))
 
 
 def summary(row: Decoded) -> str:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tad.errors import TadError
+from tad.cli.options import FAMILIES, AsJson, check_decoder, check_family
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from tad.decoding import Decoder
-
-FAMILIES = ("llada", "dream")
 
 # Parameter -> meaning, in a line; `threshold` depends on the rule.
 MEANINGS = {
@@ -52,13 +50,15 @@ _THRESHOLDS = {
 
 
 def decoders(
-    name: Annotated[str | None, typer.Argument(help="One decoder, with all its parameters.")] = None,
-    family: Annotated[str | None, typer.Option(help="llada or dream; default: both.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="One decoder, with all its parameters.", callback=check_decoder)
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="llada or dream; default: both.", callback=check_family)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """The named decoders: block schedule, reveal rule, cache and defaults."""
-    if family is not None and family not in FAMILIES:
-        raise TadError(f"--family {family}: should be {' or '.join(FAMILIES)}")
     from rich.console import Console
 
     from tad.decoding import DECODERS, get_decoder

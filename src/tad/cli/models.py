@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tad.cli.options import Adapter, AsJson, Dtype, Model, OptionalModel, check_family
 from tad.errors import TadError
 
 if TYPE_CHECKING:
@@ -39,17 +40,13 @@ def _program(
 
 
 def info(
-    model: Annotated[
-        str | None, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")
-    ] = None,
-    adapter: Annotated[
-        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
-    ] = None,
+    model: OptionalModel = None,
+    adapter: Adapter = None,
     shape: Annotated[str | None, typer.Option(help="A shape without weights: llada-8b, dream-7b.")] = None,
     length: Annotated[
         int | None, typer.Option(help="Tokens per row for the cost of a forward (default 384).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What a model is: family, size, special tokens, LoRA targets, what a forward costs."""
     if (model is None) == (shape is None):
@@ -100,12 +97,10 @@ def _scaled(number: float) -> str:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
+    model: Model,
     out: Annotated[Path, typer.Option(help="The directory to write.")],
-    adapter: Annotated[
-        str | None, typer.Option(help="A PEFT adapter to merge: directory, hub id or bundled name.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
+    adapter: Adapter = None,
+    dtype: Dtype = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file, e.g. 5GB.")] = "5GB",
     overwrite: Annotated[bool, typer.Option(help="Replace a directory that is not empty.")] = False,
 ) -> None:
@@ -117,13 +112,11 @@ def export(
 
 
 def demo(
-    family: Annotated[str, typer.Option(help="llada or dream.")] = "llada",
+    family: Annotated[str, typer.Option(help="llada or dream.", callback=check_family)] = "llada",
     problems: Annotated[int, typer.Option(min=2, help="Problems of each task.")] = 24,
     out: Annotated[Path | None, typer.Option(help="Directory (default: runs/demo-FAMILY).")] = None,
 ) -> None:
     """Every stage of the method on the bundled small model: a few minutes on a CPU, with nothing to download."""
     from tad.cli.demo import run
 
-    if family not in ("llada", "dream"):
-        raise TadError(f"family '{family}' is not known; use llada or dream")
     run(family, problems, out)

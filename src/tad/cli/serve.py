@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tad.cli.options import Adapter, Device, Dtype, Model, busy, check_decoder, load_model
 from tad.errors import TadError
 
 
@@ -16,11 +17,11 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")],
-    adapter: Annotated[
-        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
-    ] = None,
-    decoder: Annotated[str, typer.Option(help="For requests that name none; see `tad decoders`.")] = "tad",
+    model: Model,
+    adapter: Adapter = None,
+    decoder: Annotated[
+        str, typer.Option(help="For requests that name none; see `tad decoders`.", callback=check_decoder)
+    ] = "tad",
     threshold: Annotated[float | None, typer.Option(help="Of that decoder.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than loopback needs a key.")
@@ -44,8 +45,8 @@ def serve(
     ] = None,
     body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request.")] = 2**20,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for running requests at the end.")] = 30.0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the model; more than one needs ray.")] = 1,
     backend: Annotated[str, typer.Option(help="local, or ray: Ray Serve.")] = "local",
 ) -> None:
@@ -55,7 +56,6 @@ def serve(
     if replicas > 1 and backend != "ray":
         raise TadError(f"--replicas {replicas}: needs --backend ray")
     _check_extra()
-    from tad.cli.decode import _busy, _load
     from tad.decoding import get_decoder
     from tad.serving.run import check_bind, read_key
     from tad.serving.run import serve as run
@@ -88,8 +88,8 @@ def serve(
     else:
         from tad.serving.app import create_app
 
-        with _busy(f"loading {model}"):
-            app = create_app(_load(model, adapter, device, dtype), settings)
+        with busy(f"loading {model}"):
+            app = create_app(load_model(model, adapter, device, dtype), settings)
         run(app, host, port, grace, _announce)
     typer.echo("stopped")
 

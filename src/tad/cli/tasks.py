@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tad.cli.options import AsJson, DataDir, NoSandbox
+from tad.cli.progress import Progress
 from tad.errors import TadError
 
 if TYPE_CHECKING:
@@ -24,14 +26,9 @@ def add_commands(app: typer.Typer) -> None:
     app.command("grade")(grade)
 
 
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Directory with the data (default: TAD_DATA, else the hub).")
-]
-
-
 def tasks(
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the tasks: splits, sizes, and where their data was found."""
     rows = list(_describe(data_dir))
@@ -83,9 +80,7 @@ def grade(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write a verdict per text to this file (jsonl).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    unsafe_no_sandbox: Annotated[
-        bool, typer.Option("--unsafe-no-sandbox", help="Run generated code unprotected, with your rights.")
-    ] = False,
+    unsafe_no_sandbox: NoSandbox = False,
 ) -> None:
     """Grade a file of texts: accuracy, its standard error, and why texts fail."""
     from tad.tasks import Score, get_task
@@ -205,12 +200,16 @@ def _read_entry(line: str, place: str) -> tuple[str | None, str]:
 
 
 def _grade(task: Task, pairs: list[tuple[Example, str]], workers: int | None) -> list[Verdict]:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+    done = 0
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task("grading", total=len(pairs))
-        return task.grade_many(pairs, workers, lambda count: bar.advance(row, count))
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress.update(done, len(pairs))
+
+    with Progress() as progress:
+        progress.begin("grading")
+        return task.grade_many(pairs, workers, advance)
 
 
 def _write(out: Path, pairs: list[tuple[Example, str]], verdicts: list[Verdict]) -> None:

@@ -7,6 +7,7 @@ when the task is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -67,7 +68,11 @@ def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> T
     if name.startswith("jsonl:"):
         name, options["path"] = "jsonl", name.removeprefix("jsonl:")
     if name not in _FACTORIES:
-        raise TadError(f"unknown task '{name}'; known: {', '.join(_FACTORIES)} (or jsonl:FILE for your own)")
+        close = get_close_matches(name, _FACTORIES, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise TadError(
+            f"unknown task '{name}'; {hint}known: {', '.join(_FACTORIES)} (or jsonl:FILE for your own)"
+        )
     module, _, factory = _FACTORIES[name].partition(":")
     build = getattr(import_module(module), factory)
     known = [option for option in signature(build).parameters if option != "data_dir"]

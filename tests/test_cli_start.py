@@ -1,0 +1,160 @@
+"""What starts fast: `import tad`, `tad --help`, and every refusal that needs no model. Torch is not imported for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tad
+from tad.cli import app
+from tad.cli.options import DECODERS, read_settings
+from tad.cli.progress import Progress
+from tad.errors import TadError
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def command(*words: str) -> tuple[str, bool, float]:
+    """What `tad` printed as its error, whether it had to import torch, and its CPU seconds."""
+    code = (
+        "import resource, sys; from tad.cli import main; sys.argv = ['tad', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "finally:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "    print('torch' in sys.modules, used.ru_utime + used.ru_stime, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    *said, facts = done.stderr.strip().split("\n")
+    torch, seconds = facts.split()
+    return said[-1] if said else "", torch == "True", float(seconds)
+
+
+def test_importing_tad_imports_no_torch_and_shows_the_api() -> None:
+    assert python("import sys, tad; print('torch' in sys.modules, *dir(tad))").split() == [
+        "False",
+        *sorted(tad.__all__),
+    ]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import tad; from transformers import AutoConfig",
+        "from transformers import AutoConfig; import tad",
+        "import tad; from transformers import AutoTokenizer, AutoModel, AutoConfig",
+        "import tad; tad.load; from transformers import AutoConfig",
+    ],
+)
+def test_the_auto_classes_know_both_families_in_any_order_of_imports(order: str) -> None:
+    check = "print(AutoConfig.for_model('llada').model_type, AutoConfig.for_model('Dream').model_type)"
+    assert python(f"{order}; {check}") == "llada Dream"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["generate", "nano-lada", "hello"], "nano-llada"),
+        (["info", "./missing"], "./missing"),
+        (["chat", "nano-llada", "--adapter", "/missing"], "/missing"),
+        (["serve", "nano-llada", "--device", "gpu"], "--device gpu"),
+        (["generate", "nano-llada", "hello", "--dtype", "int4"], "--dtype int4"),
+        (["generate", "nano-llada", "hello", "--set", "threshold"], "--set threshold"),
+        (["generate", "nano-llada", "hello", "--decoder", "d3lm"], "d3llm"),
+        (["decoders", "--family", "qwen"], "--family qwen"),
+        (["grade", "taskz", "/missing.jsonl"], "taskz"),
+        (["recipes", "nano-lada-speed"], "nano-llada-speed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_named_before_torch_is_imported(words: list[str], named: str) -> None:
+    said, torch, seconds = command(*words)
+    assert named in said
+    assert not torch
+    assert seconds < 1.0  # half a second where nothing else runs
+
+
+def test_help_needs_no_torch() -> None:
+    _, torch, seconds = command("--help")
+    assert not torch
+    assert seconds < 1.0
+
+
+def test_mps_where_there_is_none_is_one_line() -> None:
+    said, _, _ = command("generate", "nano-llada", "hello", "--device", "mps")
+    assert said.startswith("error: --device mps") or sys.platform == "darwin"
+
+
+def test_settings_are_read_as_numbers_words_and_texts() -> None:
+    found = read_settings(["a=1", "b-c=0.5", "d=true", "e=none", "f=off"], threshold=0.9)
+    assert found == {"a": 1, "b_c": 0.5, "d": True, "e": None, "f": "off", "threshold": 0.9}
+    for wrong, named in (
+        (["a"], "--set a"),
+        (["=1"], "--set =1"),
+        (["a=1", "a=2"], "a"),
+        (["threshold=1"], "threshold"),
+    ):
+        with pytest.raises(TadError, match=named):
+            read_settings(wrong, threshold=0.9)
+
+
+def test_the_names_of_decoders_are_those_of_the_table() -> None:
+    from tad.decoding import DECODERS as TABLE
+
+    assert tuple(TABLE) == DECODERS
+
+
+# Recipes
+
+
+def test_recipes_are_listed_with_their_verb_shown_and_copied_with_comments(tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        return CliRunner().invoke(app, ["recipes", *words], catch_exceptions=False).stdout
+
+    rows = {row["name"]: row["verb"] for row in json.loads(run("--json"))}
+    assert rows["collect-nano-llada"] == "collect"
+    assert rows["nano-llada-speed"] == "distill"
+    assert rows["run-nano-llada"] == "run"
+    assert rows["study-nano-llada"] == "study"
+    assert rows["pretrain-tiny"] == "pretrain"
+    assert run("pretrain-tiny").startswith("# ")
+    assert "tad pretrain" in run("pretrain-tiny", "--copy", str(tmp_path))
+    assert (tmp_path / "pretrain-tiny.yaml").read_text() == run("pretrain-tiny")
+    with pytest.raises(TadError, match=r"pretrain-tiny\.yaml"):
+        run("pretrain-tiny", "--copy", str(tmp_path))
+
+
+# Progress
+
+
+def test_a_log_gets_a_line_now_and_then_and_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress:
+        progress.begin("rollouts")
+        for done in range(1, 101):
+            progress.update(done, 100, f"{done // 2} right")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("rollouts: 1/100  0 right")
+    assert lines[-1].startswith("rollouts: 100/100  50 right")
+    assert len(lines) == 2
+
+
+def test_a_first_ctrl_c_lets_work_finish_and_a_second_stops(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\nfrom tad.cli.progress import Progress\n"
+        "before = signal.getsignal(signal.SIGINT)\n"
+        "with Progress('the batch') as progress:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print(progress.stopping())\n"
+        "    try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt: print('stopped')\n"
+        "print(signal.getsignal(signal.SIGINT) is before)"
+    )
+    assert python(code).split() == ["True", "stopped", "True"]
