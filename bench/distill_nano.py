@@ -157,7 +157,7 @@ def collect(lm: tad.LM, name: str, options: argparse.Namespace) -> None:
     if not (folder / "window.json").is_file():
         measure_window(lm, store)
     windows = json.loads((folder / "window.json").read_text())["windows"]
-    stats = [entry for shard in range(store.meta.shards) if (entry := store.stats(shard)) is not None]
+    stats = [entry for _, entry in store.shards()]
     print(
         f"{name}: {sum(e.correct for e in stats)} of {sum(e.attempted for e in stats)} correct, windows "
         f"{windows['quality']['window']} and {windows['speed']['window']}, {time.monotonic() - began:.0f} s",

@@ -1,30 +1,39 @@
-"""Files that survive a kill: written whole or not at all, appended to line by line, and one writer at a time.
+"""Files that survive a kill: written whole or not at all, appended to line by line, hashed, one writer at a time.
 
-Knows nothing of what the files hold.
+Knows nothing of what the files hold. A lock is a file of its own; it is never followed through a link nor truncated.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tad.errors import TadError
 
 _LOCK = ".lock"
+_TORCH_WRITER = (
+    "PytorchStreamWriter",
+    "inline_container",
+    "iostream error",
+)  # in what torch.save says of any failure
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write under another name, make it durable, then rename."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with _full_disk(path.parent):
+    with disk_errors(path.parent):
         try:
-            with open(partial, "wb") as file:
+            partial.unlink(missing_ok=True)
+            with open(partial, "xb") as file:  # a new file: nothing that stands there is written through
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -35,10 +44,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
 
 
-def drop_partial(path: Path) -> None:
-    """Remove what a writer of this file left when it was killed."""
-    for partial in path.parent.glob(f".{path.name}.*.partial"):
-        partial.unlink()
+def drop_partial(folder: Path, name: str = "*") -> None:
+    """Remove what a killed writer of the file, or of any file in the folder, left behind."""
+    for partial in folder.glob(f".{name}.*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+def hash_bytes(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """`hash_bytes` of a file of any size."""
+    found = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while piece := file.read(2**22):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -60,7 +82,7 @@ def finite(value: Any) -> Any:
 def append_lines(path: Path, values: Iterable[Any]) -> None:
     """Add JSON lines and make them durable; a kill can tear the last ones only."""
     text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
-    with _full_disk(path.parent), open(path, "ab") as file:
+    with disk_errors(path.parent), open(path, "ab") as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -98,7 +120,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def create_folder(folder: Path) -> None:
-    with _full_disk(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -111,34 +133,60 @@ def is_vacant(folder: Path) -> bool:
 
 @contextmanager
 def writing(folder: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """Hold the right to write in a folder; a second run is refused. The processes of one run share it, by rank."""
+    """Hold the right to write in a folder; a second run is refused. The processes of one run share it, by rank.
+
+    A single process also removes what a killed one left half written.
+    """
     name = _LOCK if world == 1 else f"{_LOCK}-{rank}-of-{world}"
-    with _full_disk(folder), open(folder / name, "w") as lock:
+    with _open_lock(folder / name) as lock:
         others = [path for path in folder.glob(f"{_LOCK}*") if path.name != name]
         others = [path for path in others if world == 1 or not path.name.endswith(f"-of-{world}")]
-        if not _try_lock(lock) or any(_is_locked(path) for path in others):
+        if not _try_lock(lock, folder) or any(_is_locked(path) for path in others):
             raise TadError(f"{folder}: another process is writing there; wait for it or stop it")
+        if world == 1:
+            drop_partial(folder)
         yield
 
 
 @contextmanager
 def waiting(folder: Path, name: str) -> Iterator[None]:
     """Hold a lock among the processes of one run, waiting for it."""
-    with _full_disk(folder), open(folder / f".{name}", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _open_lock(folder / f".{name}") as lock:
+        with disk_errors(folder):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
 def claiming(folder: Path, name: str) -> Iterator[bool]:
     """Take a lock among the processes of one run if it is free; whether it was. A process that dies gives it back."""
-    with _full_disk(folder), open(folder / f".{name}", "w") as lock:
-        yield _try_lock(lock)
+    with _open_lock(folder / f".{name}") as lock:
+        yield _try_lock(lock, folder)
 
 
-def _try_lock(file: IO[str]) -> bool:
+@contextmanager
+def _open_lock(path: Path, create: bool = True) -> Iterator[int]:
+    """The descriptor of a lock file. Anything but a plain file is refused, and what it holds stays as it is."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+    with disk_errors(path.parent):
+        try:
+            found = os.open(path, flags, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+            raise TadError(f"{path}: is not a lock but a link or folder; remove it") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise TadError(f"{path}: is not a lock but a device or pipe; remove it")
+        yield found
+    finally:
+        os.close(found)
+
+
+def _try_lock(file: int, folder: Path) -> bool:
+    try:
+        with disk_errors(folder):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -146,25 +194,44 @@ def _try_lock(file: IO[str]) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        with open(path) as file:
-            return not _try_lock(file)
+        with _open_lock(path, create=False) as file:
+            return not _try_lock(file, path.parent)
     except FileNotFoundError:
         return False
 
 
 @contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
+    """A full disk, or a folder that cannot be written to, in one line; also from libraries that hide the cause."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except TadError:
+        raise
+    except Exception as error:
+        if _is_full(error, folder):
             raise TadError(
                 f"{folder}: the disk is full; free some space and run the same command again"
             ) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise TadError(f"{folder}: cannot write here ({error.strerror}); use another directory") from None
-        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+        code = error.errno if isinstance(error, OSError) else None
+        if code in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise TadError(
-                f"{folder}: this file system has no locks ({error.strerror}); use another one"
+                f"{folder}: cannot write here ({os.strerror(code)}); use another directory"
+            ) from None
+        if code in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise TadError(
+                f"{folder}: this file system has no locks ({os.strerror(code)}); use another one"
             ) from None
         raise
+
+
+def _is_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether the disk was full. safetensors and torch raise errors of their own, whose text says more or less."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if f"os error {errno.ENOSPC}" in str(error) or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        if any(mark in str(error) for mark in _TORCH_WRITER) and shutil.disk_usage(folder).free < 2**20:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -25,10 +25,10 @@ import tad
 from tad.errors import TadError
 from tad.models import DREAM, LLADA
 from tad.training.batches import Split
+from tad.training.checkpoints import checkpoints
 from tad.training.distill import build_module, build_objective, distill, training_arguments
 from tad.training.distill_trainer import DistillTrainer
 from tad.training.objectives import LossModule
-from tad.training.trainer import checkpoints, last_checkpoint
 from tad.training.weights import detach
 
 WEIGHTS = "adapter_model.safetensors"
@@ -183,7 +183,7 @@ def test_a_run_that_ended_before_its_result_was_written_is_resumed_to_it(
 
     with pytest.raises(RuntimeError, match="no sandbox"):
         distill(recipe(world, validate_every=6), tmp_path, evaluate=fail, quiet=True)
-    assert last_checkpoint(tmp_path).name == "checkpoint-6"
+    assert checkpoints(tmp_path)[-1].name == "checkpoint-6"
     outcome = distill(recipe(world), tmp_path, resume=True, quiet=True)
     assert (outcome.step, outcome.finished, outcome.path) == (6, True, tmp_path / "adapter")
     assert same(run / "adapter", tmp_path / "adapter")
@@ -214,12 +214,13 @@ from pathlib import Path
 from tiny_store import recipe
 from tad.training import trainer
 from tad.training.distill import distill
-saves = []
-def kill_at_the_second(directory):
-    saves.append(directory)
+saves, seal = [], trainer.seal
+def kill_at_the_second(folder, final):
+    saves.append(folder)
     if len(saves) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-trainer._sync_tree = kill_at_the_second
+    seal(folder, final)
+trainer.seal = kill_at_the_second
 distill(recipe(Path({str(world)!r})), Path({str(tmp_path)!r}), quiet=True)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)

@@ -141,7 +141,7 @@ def test_system_form_puts_the_reference_in_a_system_turn(world: Path, tmp_path: 
 def test_keeping_correct_ones_keeps_only_those_and_counts_the_rest(world: Path, tmp_path: Path) -> None:
     store = run(world, tmp_path / "s", keep="correct")
     assert all(row.correct for row in store.rows())
-    stats = [store.stats(shard) for shard in range(3)]
+    stats = [stats for _, stats in store.shards()]
     assert sum(entry.attempted for entry in stats) == EXAMPLES
     assert sum(entry.attempted - entry.correct for entry in stats) == sum(
         sum(entry.reasons.values()) for entry in stats
@@ -260,7 +260,7 @@ def test_a_prompt_that_does_not_fit_is_counted_and_left_out(world: Path, tmp_pat
     path.write_text(json.dumps({"question": "q" * 400, "reference": "r", "answer": "1"}) + "\n")
     store = run(world, tmp_path / "s", tasks=[{"name": "jsonl", "options": {"path": str(path)}}])
     assert list(store.rows()) == []
-    assert store.stats(0).reasons == {"the prompt does not fit the context": 1}
+    assert next(store.shards())[1].reasons == {"the prompt does not fit the context": 1}
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])

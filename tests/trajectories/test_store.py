@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     store.write(1, rows, STATS)
     again = TrajectoryStore.open(tmp_path / "s")
     assert all(same(a, b) for a, b in zip(again.rows(), rows, strict=True))
-    assert again.stats(1) == STATS
+    assert [stats for _, stats in again.shards()] == [STATS]
     assert again.table().num_rows == 2
     assert again.missing() == [0, 2]
 
@@ -104,16 +105,53 @@ def test_a_row_of_256_positions_takes_less_than_three_kilobytes(tmp_path: Path) 
     assert store.path(0).stat().st_size / 64 < 3000
 
 
-def test_a_torn_shard_is_found_and_removed(tmp_path: Path) -> None:
+@pytest.fixture
+def store(tmp_path: Path) -> TrajectoryStore:
     store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
     for shard in range(3):
         store.write(shard, [trajectory(f"toy/{shard}")], STATS)
+    return store
+
+
+def test_torn_shards_are_refused_by_name_and_made_again(store: TrajectoryStore) -> None:
     assert store.missing() == []
     data = store.path(1).read_bytes()
     store.path(1).write_bytes(data[: len(data) // 2])
     store.path(2).write_bytes(b"")
     assert store.missing() == [1, 2]
-    assert not store.path(1).exists()
+    with pytest.raises(TadError, match="shard-00001"):
+        store.table()
+    store.write(1, [trajectory("toy/1")], STATS)
+    assert store.missing() == [2]
+
+
+def test_every_flipped_bit_of_a_shard_is_noticed(store: TrajectoryStore) -> None:
+    data = store.path(1).read_bytes()
+    for bit in np.random.default_rng(0).permutation(8 * len(data))[:400]:
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        store.path(1).write_bytes(flipped)
+        with pytest.raises(TadError, match="shard-00001"):
+            list(store.rows())
+    store.path(1).write_bytes(data)
+    assert len(list(store.rows())) == 3
+
+
+def test_a_flipped_bit_of_the_description_never_gives_another_one(store: TrajectoryStore) -> None:
+    path = store.folder / META
+    data = path.read_bytes()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with suppress(TadError):
+            assert TrajectoryStore.open(store.folder).meta == store.meta
+
+
+def test_a_shard_without_its_hash_is_refused(store: TrajectoryStore) -> None:
+    store.path(0).with_suffix(".hash").unlink()
+    with pytest.raises(TadError, match=r"shard-00000\.hash is missing"):
+        list(store.rows())
 
 
 @pytest.mark.parametrize(
@@ -203,13 +241,13 @@ def test_a_shard_added_while_another_process_looks_for_missing_ones_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = TrajectoryStore.open_or_create(tmp_path / "s", describe(shards=1))
-    stats = TrajectoryStore.stats
+    read = TrajectoryStore.read
 
-    def added_just_after(self: TrajectoryStore, shard: int) -> ShardStats | None:
-        found = stats(self, shard)
+    def added_just_after(self: TrajectoryStore, shard: int) -> object:
+        found = read(self, shard)
         store.write(shard, [trajectory()], STATS)
         return found
 
-    monkeypatch.setattr(TrajectoryStore, "stats", added_just_after)
+    monkeypatch.setattr(TrajectoryStore, "read", added_just_after)
     assert store.missing() == [0]
     assert store.path(0).is_file()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tad.errors import TadError
+from tad.files import finite
 
 if TYPE_CHECKING:
     from tad.models import LM
@@ -117,7 +118,7 @@ def trajectories(
             raise TadError("--export writes text and needs --model for the tokenizer")
         _export(store, export, _tokenizer_of(model))
     elif as_json:
-        typer.echo(json.dumps(_finite(asdict(summarise(store)))))
+        typer.echo(json.dumps(finite(asdict(summarise(store)))))
     else:
         _print_summary(summarise(store), store)
 
@@ -264,9 +265,3 @@ def _export(store: TrajectoryStore, path: Path, lm: LM) -> None:
         for row in store.rows():
             file.write(json.dumps(export_row(lm, row, groundtruth="")) + "\n")
     typer.echo(f"written: {path}")
-
-
-def _finite(value: Any) -> Any:
-    from tad.trajectories.window import finite
-
-    return finite(value)

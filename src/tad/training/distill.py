@@ -23,6 +23,7 @@ from tad.errors import TadError
 from tad.models import LM, load
 from tad.models.checkpoint import locate, read_json
 from tad.training.batches import MicroBatches, Split
+from tad.training.checkpoints import POSITION, open_run
 from tad.training.distill_recipe import DistillRecipe
 from tad.training.distill_trainer import DistillTrainer, Evaluate, HeldOut, StepLog
 from tad.training.frozen import fp8_buffers, quantize_frozen, restore_frozen
@@ -31,14 +32,7 @@ from tad.training.objectives.module import checkpoint_layers
 from tad.training.optimizer import RatePlan
 from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
-from tad.training.trainer import (
-    POSITION,
-    Progress,
-    check_recipe,
-    checkpoints,
-    last_checkpoint,
-    trim_log,
-)
+from tad.training.trainer import Progress, trim_log
 from tad.training.weights import gather_weights, save_model, save_weights
 from tad.trajectories.window import read_window
 
@@ -86,9 +80,21 @@ def distill(
     `lm` is a base that is already loaded, without an adapter; it comes back with the trained one attached. `stop_at`
     saves and stops after that step, to be resumed.
     """
-    began = time.monotonic()
     check_settings(recipe.objective.name, recipe.objective.settings)
-    checkpoint = _check_directory(recipe, out, resume)
+    with open_run(out, (ADAPTER, MODEL), resume, recipe.decides(), recipe.keep) as checkpoint:
+        return _train(recipe, out, checkpoint, evaluate, lm, stop_at, quiet)
+
+
+def _train(
+    recipe: DistillRecipe,
+    out: Path,
+    checkpoint: Path | None,
+    evaluate: Evaluate | None,
+    lm: LM | None,
+    stop_at: int | None,
+    quiet: bool,
+) -> Outcome:
+    began = time.monotonic()
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)
     arguments = training_arguments(recipe, out, split)
@@ -341,19 +347,6 @@ def explained(recipe: DistillRecipe) -> Iterator[None]:
             fixes.append("gradient_checkpointing=true")
         fixes.append("distributed=fsdp on several GPUs")
         raise TadError(f"out of GPU memory; the result stays the same with {' or '.join(fixes)}") from None
-
-
-def _check_directory(recipe: DistillRecipe, out: Path, resume: bool) -> Path | None:
-    """The checkpoint to go on from, if any; refuses to overwrite a run or to go on with another recipe."""
-    out.mkdir(parents=True, exist_ok=True)
-    if not resume and (checkpoints(out) or any((out / name).exists() for name in (ADAPTER, MODEL))):
-        raise TadError(f"{out}: already holds a run; pass --resume to go on with it, or another --out")
-    shutil.rmtree(out / "unfinished", ignore_errors=True)
-    if not resume:
-        return None
-    checkpoint = last_checkpoint(out)
-    check_recipe(checkpoint, recipe.decides())
-    return checkpoint
 
 
 def _check_given(checkpoint: Path, now: dict[str, Any]) -> None:

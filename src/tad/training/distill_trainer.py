@@ -7,7 +7,6 @@ step; a loss that is not a number stops the run; held-out losses and quick evalu
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +21,14 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from tad.errors import TadError
+from tad.files import append_lines
 from tad.models import LM
 from tad.training.batches import From, MicroBatches, Split, collate_items, padding_of
+from tad.training.checkpoints import checkpoints
 from tad.training.grouping import order_by_length
 from tad.training.objectives import Batch, LossModule, Objective, Parts, averages
 from tad.training.states import TrajectorySet, draw_items
-from tad.training.trainer import ResumableTrainer, checkpoints
+from tad.training.trainer import ResumableTrainer
 from tad.training.weights import gather_weights, load_weights, save_weights
 
 Evaluate = Callable[[LM, int], Mapping[str, float]]
@@ -316,8 +317,7 @@ class StepLog(TrainerCallback):
         numbers = {("lr" if name == "learning_rate" else name): float(value) for name, value in logs.items()}
         numbers.pop("epoch", None)
         line = {"step": state.global_step, **numbers, "seconds": round(time.monotonic() - self.began, 2)}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_lines(self.path, [line])
 
 
 def _name(rows: tuple[str, ...]) -> str:

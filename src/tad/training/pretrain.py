@@ -16,21 +16,18 @@ from tad.errors import TadError
 from tad.models import Family, MaskedDiffusionModel
 from tad.models.checkpoint import read_json
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
+from tad.training.checkpoints import POSITION, open_run
 from tad.training.objective import BlockStates, mask_answers, masked_diffusion_loss
 from tad.training.optimizer import MuonAdam, RatePlan
 from tad.training.recipe import OptimizationSection, PretrainRecipe
 from tad.training.record import write_record
 from tad.training.stream import StreamSpec, TokenStream, family_named
 from tad.training.trainer import (
-    POSITION,
     JsonLog,
     Minutes,
     Objective,
     Progress,
     StreamTrainer,
-    check_recipe,
-    checkpoints,
-    last_checkpoint,
     trim_log,
 )
 
@@ -51,14 +48,19 @@ def pretrain(
     `max_minutes` plans the whole run: the rate decays over the last part of that time. `pause_after` saves and stops
     after so many minutes of this call, to be resumed.
     """
+    with open_run(out, (RESULT,), resume, recipe.decides(), recipe.keep) as checkpoint:
+        return _train(recipe, out, checkpoint, max_minutes, pause_after, quiet)
+
+
+def _train(
+    recipe: PretrainRecipe,
+    out: Path,
+    checkpoint: Path | None,
+    max_minutes: float | None,
+    pause_after: float | None,
+    quiet: bool,
+) -> Path:
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    if not resume and (checkpoints(out) or (out / RESULT).exists()):
-        raise TadError(f"{out}: already holds a run; pass --resume to go on with it, or another --out")
-    checkpoint = last_checkpoint(out) if resume else None
-    if checkpoint is not None:
-        check_recipe(checkpoint, recipe.decides())
-    shutil.rmtree(out / "unfinished", ignore_errors=True)
     family = family_named(recipe.model.family)
     set_seed(recipe.seed)
     started_at = None if checkpoint is None else int(checkpoint.name.rpartition("-")[2])

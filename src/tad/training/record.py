@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import tad
-from tad.files import write_whole
+from tad.errors import TadError
+from tad.files import write_json
 
 RECORD = "run.json"
 _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "peft")
@@ -57,8 +58,10 @@ def find_commit() -> str | None:
 def write_record(directory: Path, recipe: dict[str, Any], **facts: Any) -> None:
     """Add a call to the run's record: the recipe, the machine, and what the call reports about itself."""
     path = directory / RECORD
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"calls": []}
-    record["recipe"] = recipe
+    try:
+        calls = json.loads(path.read_bytes())["calls"] if path.exists() else []
+    except (ValueError, KeyError, TypeError):
+        raise TadError(f"{path}: is damaged; remove it, the run itself does not need it") from None
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    record["calls"].append({"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts})
-    write_whole(path, json.dumps(record, indent=2) + "\n")
+    call = {"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts}
+    write_json(path, {"calls": [*calls, call], "recipe": recipe})

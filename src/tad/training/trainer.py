@@ -7,8 +7,6 @@ one would have done. Distribution over devices, mixed precision and the loop its
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
-from tad.errors import TadError
-from tad.files import read_lines, write_whole
+from tad.files import append_lines, read_lines, write_json, write_whole
+from tad.training.checkpoints import POSITION, UNFINISHED, prune, seal
 from tad.training.optimizer import RatePlan
 from tad.training.stream import TokenStream
-
-POSITION = "position.json"
-_UNFINISHED = "unfinished"
 
 Objective = Callable[[Any, dict[str, Tensor], torch.Generator], Tensor]
 """(model, batch, generator seeded for this step) -> scalar loss."""
@@ -40,7 +35,7 @@ class ResumableTrainer(Trainer):
         self.keep = keep
 
     def position(self, step: int) -> dict[str, Any]:
-        """What a checkpoint stores about the data; its file also marks the checkpoint as whole."""
+        """What a checkpoint stores about the data."""
         return {"step": step}
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -48,7 +43,7 @@ class ResumableTrainer(Trainer):
         return None if grad_norm is None else super()._get_grad_norm(model, grad_norm)
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(Path(self.args.output_dir) / _UNFINISHED)
+        return str(Path(self.args.output_dir) / UNFINISHED)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write next to the checkpoints, then rename: a run killed while saving leaves the previous one usable."""
@@ -57,15 +52,11 @@ class ResumableTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # every process has written its part
         if self.args.should_save:
-            position = json.dumps(self.position(self.state.global_step))
-            (staging / name / POSITION).write_text(position, encoding="utf-8")
-            final = Path(self.args.output_dir) / name
-            shutil.rmtree(final, ignore_errors=True)
-            _sync_tree(staging / name)
-            (staging / name).rename(final)
+            out = Path(self.args.output_dir)
+            write_json(staging / name / POSITION, self.position(self.state.global_step))
+            seal(staging / name, out / name)
             staging.rmdir()
-            for old in checkpoints(Path(self.args.output_dir))[: -self.keep]:
-                shutil.rmtree(old)
+            prune(out, self.keep)
         self.accelerator.wait_for_everyone()
 
 
@@ -106,39 +97,6 @@ def _mix(*numbers: int) -> int:
     for number in numbers:
         value = (value * 6364136223846793005 + number + 1442695040888963407) % 2**63
     return value
-
-
-def _sync_tree(directory: Path) -> None:
-    """Make sure that the files are on disk before the rename says that they are."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-def checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first."""
-    found = [path for path in directory.glob("checkpoint-*") if (path / POSITION).is_file()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-def last_checkpoint(directory: Path) -> Path:
-    """The newest complete checkpoint; half-written ones are ignored."""
-    found = checkpoints(directory)
-    if not found:
-        raise TadError(f"{directory}: no checkpoint to resume from; start without --resume")
-    return found[-1]
-
-
-def check_recipe(checkpoint: Path, now: dict[str, Any]) -> None:
-    """Refuse to go on with what decides another result than the recipe that the checkpoint was made with."""
-    before = json.loads((checkpoint / POSITION).read_text(encoding="utf-8")).get("recipe", {})
-    for field in before:
-        if before[field] != now.get(field):
-            raise TadError(
-                f"{checkpoint}: was made with {field}={before[field]!r}, the recipe now says {now.get(field)!r}; "
-                "resume with the same recipe, or start another run with another --out"
-            )
 
 
 def trim_log(path: Path, step: int | None) -> None:
@@ -215,5 +173,4 @@ class JsonLog(TrainerCallback):
             "seconds": round(now - self.began, 1),
         }
         self.step, self.last = state.global_step, now
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_lines(self.path, [line])

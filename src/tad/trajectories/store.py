@@ -1,8 +1,9 @@
 """The trajectory store: a directory of Parquet shards, one row per trajectory, and a JSON file that says whose they are.
 
 A shard is written whole or not at all, and holds the trajectories of a fixed set of examples, so a store that was
-interrupted is continued by making the shards that are missing. One process writes to a store at a time. A row holds
-prompts, final tokens and reveal steps: every intermediate state follows from those (see `partition`).
+interrupted is continued by making the shards that are missing. Beside a shard stands its hash: a shard that was changed
+later is never read. One process writes to a store at a time. A row holds prompts, final tokens and reveal steps: every
+intermediate state follows from those (see `partition`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tad.errors import TadError
-from tad.files import create_folder, drop_partial, is_vacant, write_whole, writing
+from tad.files import create_folder, drop_partial, hash_bytes, is_vacant, write_json, write_whole, writing
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 META = "store.json"
 
 # Confidences need no more than three digits; half precision keeps a row of 256 positions under 3 KB.
@@ -136,8 +137,10 @@ class TrajectoryStore:
                 raise TadError(
                     f"{path}: schema version {found}, this package reads {SCHEMA_VERSION}; collect again"
                 )
+            if values.pop("hash", None) != _hash_of(values):
+                raise TadError(f"{path}: is damaged (its hash differs); collect again in another directory")
             return cls(folder, StoreMeta(**values))
-        except (json.JSONDecodeError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError):
             raise TadError(f"{path}: is not the description of a trajectory store; collect again") from None
 
     @classmethod
@@ -157,7 +160,8 @@ class TrajectoryStore:
                 return cls.open_or_create(folder, meta)
             raise TadError(f"{folder}: is not empty and not a trajectory store; use another directory")
         create_folder(folder)
-        write_whole(folder / META, json.dumps(asdict(meta), indent=2) + "\n")
+        values = asdict(meta)
+        write_json(folder / META, {**values, "hash": _hash_of(values)})
         return cls(folder, meta)
 
     @contextmanager
@@ -165,55 +169,71 @@ class TrajectoryStore:
         """Hold the right to write; a second run is refused. The processes of one run share it, by rank."""
         with writing(self.folder, rank, world):
             for shard in range(rank, self.meta.shards, world):  # of a process that was killed
-                drop_partial(self.path(shard))
+                for path in (self.path(shard), self.hash_path(shard)):
+                    drop_partial(self.folder, path.name)
             yield
 
     def path(self, shard: int) -> Path:
         return self.folder / f"shard-{shard:05d}.parquet"
 
+    def hash_path(self, shard: int) -> Path:
+        return self.path(shard).with_suffix(".hash")
+
     def write(self, shard: int, rows: Iterable[Trajectory], stats: ShardStats) -> None:
-        """Write one shard, whole or not at all."""
+        """Write one shard, whole or not at all; its hash goes first, so that a shard is never without."""
         table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
         table = table.replace_schema_metadata({"stats": json.dumps(asdict(stats)), "shard": str(shard)})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", compression_level=9, use_dictionary=False)
-        write_whole(self.path(shard), sink.getvalue().to_pybytes())
+        data = sink.getvalue().to_pybytes()
+        write_whole(self.hash_path(shard), hash_bytes(data) + "\n")
+        write_whole(self.path(shard), data)
 
-    def read(self, shard: int) -> pa.Table:
-        """One shard, memory-mapped."""
-        return pq.read_table(self.path(shard), memory_map=True)
-
-    def stats(self, shard: int) -> ShardStats | None:
-        """What is recorded with a shard, or None where it is missing or torn."""
+    def read(self, shard: int) -> tuple[pa.Table, ShardStats] | None:
+        """The rows of a shard and what became of its rollouts; None where there is no such shard."""
+        path = self.path(shard)
         try:
-            metadata = pq.read_metadata(self.path(shard))
-            values = json.loads(metadata.metadata[b"stats"])
-            self.read(shard)  # a footer can be whole where pages are not
-        except (OSError, pa.ArrowInvalid, KeyError, TypeError, json.JSONDecodeError):
+            data = path.read_bytes()
+        except FileNotFoundError:
             return None
-        return ShardStats(**values)
+        try:
+            if self.hash_path(shard).read_bytes() != f"{hash_bytes(data)}\n".encode():
+                raise TadError(f"{path}: is damaged (its hash differs); collect again, which makes it anew")
+        except FileNotFoundError:
+            raise TadError(
+                f"{path}: its {self.hash_path(shard).name} is missing; collect again, which makes it anew"
+            ) from None
+        table = pq.read_table(pa.BufferReader(data))
+        return table.replace_schema_metadata(None), ShardStats(**json.loads(table.schema.metadata[b"stats"]))
+
+    def shards(self) -> Iterator[tuple[pa.Table, ShardStats]]:
+        """The shards that are there, in order, one in memory at a time. A damaged one is an error."""
+        for shard in range(self.meta.shards):
+            found = self.read(shard)
+            if found is not None:
+                yield found
 
     def missing(self, rank: int = 0, world: int = 1) -> list[int]:
-        """This process's shards that are not there, or are damaged; damaged ones are removed, to be made again."""
-        absent = []
-        for shard in range(rank, self.meta.shards, world):
-            # Asked first: a shard that another process adds while this one looks is not damaged.
-            there = self.path(shard).exists()
-            if self.stats(shard) is None:
-                if there:
-                    self.path(shard).unlink(missing_ok=True)
-                absent.append(shard)
-        return absent
+        """This process's shards that are not there, or are damaged: those that have to be made."""
+        return [shard for shard in range(rank, self.meta.shards, world) if not self._is_whole(shard)]
+
+    def _is_whole(self, shard: int) -> bool:
+        try:
+            return self.read(shard) is not None
+        except TadError:
+            return False
 
     def table(self) -> pa.Table:
         """All rows that are there, in order."""
-        tables = [self.read(shard) for shard in range(self.meta.shards) if self.stats(shard) is not None]
-        plain = [table.replace_schema_metadata(None) for table in tables]
-        return pa.concat_tables(plain) if plain else SCHEMA.empty_table()
+        tables = [table for table, _ in self.shards()]
+        return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
     def rows(self) -> Iterator[Trajectory]:
         """All rows that are there, in order, one shard in memory at a time."""
-        for shard in range(self.meta.shards):
-            if self.stats(shard) is not None:
-                for row in self.read(shard).to_pylist():
-                    yield Trajectory(**row)
+        for table, _ in self.shards():
+            for row in table.to_pylist():
+                yield Trajectory(**row)
+
+
+def _hash_of(values: dict[str, Any]) -> str:
+    return hash_bytes(json.dumps(values, sort_keys=True).encode())

@@ -34,8 +34,10 @@ class StoreSummary:
 
 def summarise(store: TrajectoryStore) -> StoreSummary:
     """Read every shard's record and rows."""
-    found = [(shard, store.stats(shard)) for shard in range(store.meta.shards)]
-    stats = [entry for _, entry in found if entry is not None]
+    tables, stats = [], []
+    for table, entry in store.shards():
+        tables.append(table.select(["reveal", "n_real", "teacher_confidence"]))
+        stats.append(entry)
     by_task: dict[str, tuple[int, int]] = {}
     reasons: Counter[str] = Counter()
     for entry in stats:
@@ -45,15 +47,13 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
             by_task[task] = (before[0] + graded, before[1] + correct)
     length = store.meta.gen_length
     sums, counts, lengths = np.zeros(length), np.zeros(length), []
-    rows = 0
-    for row in store.rows():
-        rows += 1
-        lengths.append(row.n_real)
-        step, sure = np.array(row.reveal), np.array(row.teacher_confidence, dtype=float)
+    for row in (row for table in tables for row in table.to_pylist()):
+        lengths.append(row["n_real"])
+        step, sure = np.array(row["reveal"]), np.array(row["teacher_confidence"], dtype=float)
         use = ~np.isnan(sure)
         np.add.at(sums, step[use] - 1, sure[use])
         np.add.at(counts, step[use] - 1, 1)
-    size = sum(store.path(shard).stat().st_size for shard, entry in found if entry is not None)
+    rows, size = len(lengths), sum(path.stat().st_size for path in store.folder.glob("shard-*.parquet"))
     with np.errstate(invalid="ignore"):
         per_step = (sums / counts)[: int((counts > 0).sum())]
         mean = float(sums.sum() / counts.sum()) if counts.sum() else float("nan")

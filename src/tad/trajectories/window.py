@@ -22,6 +22,7 @@ import torch
 
 from tad.decoding.canvas import lay_out
 from tad.errors import TadError
+from tad.files import write_json
 from tad.models import LM, AttentionMask
 from tad.trajectories.partition import masked, state
 from tad.trajectories.store import Trajectory
@@ -202,7 +203,7 @@ def choose_windows(decay: Decay, sums: np.ndarray, seed: int = 0) -> dict[str, W
 def write_report(report: WindowReport, folder: str | Path) -> Path:
     """window.json beside the trajectories; recipes that say `window: quality` read it."""
     path = Path(folder) / "window.json"
-    path.write_text(json.dumps(finite(asdict(report)), indent=2) + "\n", encoding="utf-8")
+    write_json(path, asdict(report))
     return path
 
 
@@ -217,13 +218,7 @@ def read_window(folder: str | Path, window: int | str) -> int:
         raise TadError(
             f"window '{window}' has not been measured: run 'tad window {folder}' first, or give a number"
         )
-    return int(json.loads(path.read_text(encoding="utf-8"))["windows"][window]["window"])
-
-
-def finite(value: object) -> object:
-    """nan as null, since JSON has no nan."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    try:
+        return int(json.loads(path.read_bytes())["windows"][window]["window"])
+    except (ValueError, KeyError, TypeError):
+        raise TadError(f"{path}: is damaged; run 'tad window {folder}' again") from None

@@ -19,10 +19,10 @@ from tad.errors import TadError
 from tad.evaluation.study.recipe import WindowSection
 from tad.models import LM, load, lora
 from tad.models.checkpoint import Checkpoint, locate
+from tad.training.checkpoints import checkpoints
 from tad.training.distill import ADAPTER, MODEL, Outcome, distill
 from tad.training.distill_recipe import DistillRecipe
 from tad.training.distill_trainer import Evaluate
-from tad.training.trainer import checkpoints
 from tad.training.weights import detach
 from tad.trajectories.collect import Report
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
@@ -129,7 +129,7 @@ def fill_store(
     store = collect_here(recipe, out, lm, report, stopping)
     if store.missing():
         return None
-    if not any((entry := store.stats(shard)) and entry.kept for shard in range(store.meta.shards)):
+    if not any(stats.kept for _, stats in store.shards()):
         raise TadError(f"{out}: not one trajectory was kept; collect with keep: all, or more examples")
     return store
 

@@ -1,0 +1,209 @@
+"""The files of a training run: one run at a time, damage that is noticed, leftovers that go, a disk that fills up."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_store import recipe, write_world
+
+from tad.config import load_recipe
+from tad.errors import TadError
+from tad.files import writing
+from tad.training.checkpoints import find_damage
+from tad.training.distill import distill
+from tad.training.pretrain import pretrain
+from tad.training.recipe import PretrainRecipe
+
+WEIGHTS = "adapter_model.safetensors"
+SMALL = (
+    "optimization.steps=4",
+    "save_every=2",
+    "data.chunk=64",
+    "data.examples=128",
+    "optimization.tokens_per_step=1024",
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def run(world: Path) -> Path:
+    """An uninterrupted run with all its checkpoints."""
+    distill(recipe(world), world / "whole", quiet=True)
+    return world / "whole"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("base")
+    pretrain(load_recipe(PretrainRecipe, "pretrain-tiny", SMALL), out, quiet=True)
+    return out
+
+
+def stopped(run: Path, out: Path, *steps: int) -> Path:
+    """A run as it was killed after these steps."""
+    for step in steps:
+        shutil.copytree(run / f"checkpoint-{step}", out / f"checkpoint-{step}")
+    return out
+
+
+def same(left: Path, right: Path) -> bool:
+    a, b = load_file(left), load_file(right)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# One run at a time
+
+
+def test_a_second_run_into_one_directory_is_refused(world: Path, tmp_path: Path) -> None:
+    with writing(tmp_path):
+        with pytest.raises(TadError, match="another process is writing"):
+            distill(recipe(world), tmp_path, quiet=True)
+        with pytest.raises(TadError, match="another process is writing"):
+            pretrain(load_recipe(PretrainRecipe, "pretrain-tiny", SMALL), tmp_path, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+# Damage
+
+
+NAMES = (
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    WEIGHTS,
+    "trainer_state.json",
+    "position.json",
+    "checksums.json",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
+    name: str, how: str, run: Path, world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = stopped(run, tmp_path / "run", 2, 4)
+    damage(out / "checkpoint-4" / name, how)
+    with caplog.at_level(logging.WARNING):
+        assert distill(recipe(world), out, resume=True, quiet=True).finished
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "tad.training.checkpoints"]
+    assert "checkpoint-4" in told
+    assert "checkpoint-2" in told
+    if name != "checksums.json":
+        assert f"{name} is {'missing' if how == 'missing' else 'damaged'}" in told
+    assert same(run / "adapter" / WEIGHTS, out / "adapter" / WEIGHTS)
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
+def test_damage_without_a_checkpoint_before_it_is_one_line(
+    how: str, run: Path, world: Path, tmp_path: Path
+) -> None:
+    out = stopped(run, tmp_path / "run", 2)
+    damage(out / "checkpoint-2" / "optimizer.pt", how)
+    with pytest.raises(TadError, match=r"checkpoint-2: optimizer\.pt is .*no checkpoint before it") as told:
+        distill(recipe(world), out, resume=True, quiet=True)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"])
+def test_pretraining_refuses_a_damaged_checkpoint_too(name: str, base: Path, tmp_path: Path) -> None:
+    out = stopped(base, tmp_path / "run", 2)
+    damage(out / "checkpoint-2" / name, "cut")
+    with pytest.raises(TadError, match=f"checkpoint-2: {name} is damaged"):
+        pretrain(load_recipe(PretrainRecipe, "pretrain-tiny", SMALL), out, resume=True, quiet=True)
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(run: Path, tmp_path: Path) -> None:
+    checkpoint = stopped(run, tmp_path, 2) / "checkpoint-2"
+    draws = random.Random(0)
+    paths = sorted(path for path in checkpoint.iterdir() if path.is_file())
+    assert find_damage(checkpoint) is None
+    for path in paths:
+        whole = path.read_bytes()
+        for _ in range(20):
+            flipped, bit = bytearray(whole), draws.randrange(8 * len(whole))
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            assert find_damage(checkpoint) is not None, (path.name, bit)
+        path.write_bytes(whole)
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "missing":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
+
+
+# Leftovers
+
+
+def test_what_a_killed_run_left_is_gone_after_the_next(run: Path, world: Path, tmp_path: Path) -> None:
+    out = stopped(run, tmp_path / "run", 2, 4, 6)  # killed before the oldest was pruned
+    (out / "unfinished" / "checkpoint-8").mkdir(parents=True)
+    (out / ".adapter").mkdir()
+    (out / ".run.json.99999.partial").write_text("half")
+    assert distill(recipe(world, keep=1), out, resume=True, quiet=True).finished
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "adapter", "checkpoint-6", "run.json"]
+
+
+# A full disk
+
+
+def fill_up_while(out: Path, size: int, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code on a file system of `size` bytes; its outcome, or a skip where none can be mounted."""
+    out.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", out], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount a small file system")
+    try:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["umount", out], check=True)
+
+
+@pytest.mark.parametrize(
+    "kilobytes",
+    [
+        40,
+        *(
+            pytest.param(size, marks=pytest.mark.slow)
+            for size in (4, 12, 60, 80, 100, 140, 180, 220, 260, 300)
+        ),
+    ],
+)
+def test_a_full_disk_is_one_line_wherever_it_strikes(kilobytes: int, world: Path, tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from tiny_store import recipe
+from tad.errors import TadError
+from tad.training.distill import distill
+try:
+    distill(recipe(Path({str(world)!r}), report_to=None), Path({str(tmp_path / "out")!r}), quiet=True)
+except TadError as error:
+    print("told:", error)
+"""
+    done = fill_up_while(tmp_path / "out", kilobytes * 1024, script)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "the disk is full" in done.stdout
+    assert "Traceback" not in done.stderr
