@@ -122,7 +122,7 @@ class Bench:
         self.config = tiny_config() if options.tiny else shape_config("llada-8b")
         self.dtype = torch.float32 if options.tiny else torch.bfloat16
         self.model = build(self.config, device, self.dtype)
-        self.peft = attach(self.model, LLADA, sizes.rank, dropout=options.dropout).train()
+        self.peft = attach(self.model, sizes.rank, dropout=options.dropout).train()
         self.adapter_dtype = torch.float32 if options.tiny else getattr(torch, options.adapter_dtype)
         self.adapters = [p for p in self.model.parameters() if p.requires_grad]
         for p in self.adapters:

@@ -191,7 +191,7 @@ def test_threshold_changes_how_many_forwards_it_takes(talk: cli.Conversation) ->
 def test_adapter_is_switched_off_and_on(tmp_path: Path) -> None:
     lm = tad.load(write_checkpoint(tmp_path), device="cpu")
     base = say(lm, turns("hi"))
-    lm.peft = attach(lm.model, lm.family, 4, None, 0.0)
+    lm.peft = attach(lm.model, 4, None, 0.0)
     for name, weight in lm.model.named_parameters():
         if "lora_B" in name:
             weight.data.fill_(0.2)

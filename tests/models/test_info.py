@@ -74,7 +74,7 @@ def test_bytes_are_those_of_the_weights_a_forward_reads(family: str) -> None:
         cost = forward_cost(model.shape, 8, torch.float32)
         assert cost.weight_bytes == 4 * (total - embedding)
         cache = model.new_cache(1, 9)
-        assert cost.cache_bytes_per_column * 10 == cache.nbytes
+        assert cost.cache_bytes_per_position * 10 == cache.nbytes
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -65,20 +65,19 @@ def test_a_quantized_model_is_near_its_original_and_a_quarter_the_size_in_its_la
         quantize_fp8(model)
         after = model(IDS).logits
     assert 0 < (after - before).norm() < 0.1 * before.norm()
-    for layer in model.layers():
-        for path in model.names.projections:
-            module = layer.get_submodule(path)
-            assert isinstance(module, Fp8Linear)
-            assert module.weight.dtype == FP8
+    for layer, path in model.projections():
+        module = layer.get_submodule(path)
+        assert isinstance(module, Fp8Linear)
+        assert module.weight.dtype == FP8
     assert model.get_submodule(model.names.head).weight.dtype == torch.float32
     assert model.dtype == torch.float32
 
 
 def test_an_adapter_must_be_merged_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tad.models import LLADA, lora
+    from tad.models import lora
 
     model = tiny_model("llada")
-    lora.attach(model, LLADA, rank=2)
+    lora.attach(model, rank=2)
     with pytest.raises(TadError, match="merge the adapter first"):
         quantize_fp8(model)
 

@@ -254,7 +254,7 @@ def test_the_result_loads_as_an_adapter_and_holds_the_trained_weights(run: Path,
     stored = load_file(run / "adapter" / WEIGHTS)
     assert same(run / "adapter", run / "checkpoint-6")
     roles = {name.split(".lora_")[0].rpartition(".")[2] for name in stored}
-    assert roles == {name.rpartition(".")[2] for name in lm.family.names.projections}
+    assert roles == {name.rpartition(".")[2] for _, name in lm.model.projections()}
     ids = torch.arange(20)[None]
     with torch.no_grad():
         taught = lm.model(ids).logits

@@ -49,7 +49,7 @@ def adapted_model(dtype: torch.dtype = torch.float32, hidden: int = 48, dropout:
         max_sequence_length=64, mask_token_id=46, eos_token_id=47, pad_token_id=47,
     )  # fmt: skip
     model = build(config, "cpu", dtype, 0)
-    attach(model, LLADA, 4, dropout=dropout)
+    attach(model, 4, dropout=dropout)
     draws = torch.Generator().manual_seed(1)
     for name, weight in model.named_parameters():
         if weight.requires_grad:
@@ -157,7 +157,7 @@ def test_compiled_layers_have_the_same_gradient(every: int, dtype: torch.dtype, 
 
 def test_a_map_without_an_adapter_is_refused() -> None:
     model = adapted_model()
-    plain = model.layers()[1].get_submodule(model.names.projections[0])
+    plain = model.layers()[1].get_submodule(model.layers()[1].projections[0])
     plain.base_layer = nn.Identity()
     with pytest.raises(TadError, match=r"^frozen: fp8: .* of layer 1 carries no adapter; train adapters"):
         quantize_frozen(model)

@@ -211,7 +211,7 @@ def distill(
     """TAD on the one trajectory that the teacher makes with the reference before its eyes."""
     model = copy.deepcopy(base)
     torch.manual_seed(1)
-    handle = attach(model, LLADA, rank=4).train()
+    handle = attach(model, rank=4).train()
     objective = Tad(mask_token=MASK, **choices)
     row = Row(
         "0",

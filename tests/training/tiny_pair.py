@@ -41,7 +41,7 @@ def adapted(family: str = "llada", seed: int = 0, rank: int = 2) -> Any:
     """PEFT's handle on a tiny model whose adapters are not the identity."""
     model = tiny_model(family, seed)
     torch.manual_seed(seed)
-    handle = attach(model, FAMILIES[family], rank)
+    handle = attach(model, rank)
     with torch.no_grad():
         for name, weight in handle.named_parameters():
             if "lora_B" in name:

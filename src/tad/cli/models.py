@@ -82,7 +82,7 @@ def format_info(facts: ModelInfo) -> str:
         f"forward of {cost.length}": f"{_scaled(cost.flops)}FLOP; {_scaled(cost.flops_per_token)}FLOP per token,"
         f" {_scaled(cost.head_flops_per_token)}FLOP of it the head",
         "bytes read": f"{_scaled(cost.weight_bytes)}B of weights per forward;"
-        f" cache {_scaled(cost.cache_bytes_per_column)}B per column",
+        f" cache {_scaled(cost.cache_bytes_per_position)}B per position",
     }
     return "\n".join(f"{name:<16}{value}" for name, value in lines.items())
 

@@ -2,10 +2,10 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from tad.models.attention import AttentionMask
+from tad.models.attention import AttentionMask, BlockLayout, block_index
 from tad.models.cache import KVCache
 from tad.models.dream import DreamConfig, DreamModel
-from tad.models.family import DREAM, FAMILIES, LLADA, Family, family_of
+from tad.models.family import DREAM, FAMILIES, LLADA, Family, family_named, family_of
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
 from tad.models.lm import LM, load
 from tad.models.tokenizer import Message
@@ -18,6 +18,7 @@ __all__ = [
     "LLADA",
     "LM",
     "AttentionMask",
+    "BlockLayout",
     "DiffusionOutput",
     "DreamConfig",
     "DreamModel",
@@ -28,6 +29,8 @@ __all__ = [
     "MaskedDiffusionModel",
     "Message",
     "SpecialTokens",
+    "block_index",
+    "family_named",
     "family_of",
     "load",
 ]

@@ -1,9 +1,9 @@
-"""Keys and values of a whole canvas in preallocated buffers, one slot per column.
+"""KV cache: keys and values of a whole canvas in preallocated buffers, one entry per position of the canvas.
 
-A forward writes the columns it is fed and attends to all of them; a column that is not fed keeps what the last
+A forward writes the positions it is fed and attends to all of them; a position that is not fed keeps what the last
 forward that fed it wrote. That single behaviour serves every published cache: prefix (feed from the block on),
-dual (feed the block), delayed (feed from the first unfrozen column), block-causal. Which columns to feed is the
-decoder's business. Keys are stored after rotation by their own position, so the layout of the buffer is free.
+dual (feed the block), delayed (feed from the first unfrozen position), block-causal. Which positions to feed is the
+decoder's business. Keys are stored after RoPE by their own position id, so the layout of the buffer is free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class KVCache:
-    """`cache_position` is a slice (all rows feed the same columns) or [batch, n] columns, where -1 is written to a scrap slot."""
+    """`cache_position` is a slice (all rows feed the same positions) or [batch, n] indices, -1 for a dummy entry."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class KVCache:
         device: torch.device | str | Sequence[torch.device],
     ) -> None:
         devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
-        shape = (batch, kv_heads, length + 1, head_dim)  # the last slot is scrap
+        shape = (batch, kv_heads, length + 1, head_dim)  # the last entry is a dummy
         self.length = length
         self.keys = [torch.zeros(shape, dtype=dtype, device=where) for where in devices]
         self.values = [torch.zeros(shape, dtype=dtype, device=where) for where in devices]
@@ -40,14 +40,14 @@ class KVCache:
     def write(
         self, layer: int, cache_position: Tensor | slice, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Store key and value [batch, kv_heads, n, head_dim] at their columns; return all columns' keys and values."""
+        """Store key and value [batch, kv_heads, n, head_dim] at their positions; return the keys and values of all positions."""
         keys, values = self.keys[layer], self.values[layer]
         if isinstance(cache_position, slice):
             keys[:, :, cache_position], values[:, :, cache_position] = key, value
         else:
-            slots = (cache_position % (self.length + 1))[:, None, :, None].expand_as(key).to(keys.device)
-            keys.scatter_(2, slots, key)
-            values.scatter_(2, slots, value)
+            index = (cache_position % (self.length + 1))[:, None, :, None].expand_as(key).to(keys.device)
+            keys.scatter_(2, index, key)
+            values.scatter_(2, index, value)
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def keep(self, rows: Tensor) -> None:

@@ -169,13 +169,13 @@ class Checkpoint:
             raise TadError(f"{folder}: {error}") from None
         except (TypeError, ValueError) as error:
             raise TadError(f"{path}: {_first_line(error)}") from None
-        for field in ("width", "layers", "heads", "kv_heads", "mlp", "vocab", "context"):
+        for field in ("width", "layers", "heads", "kv_heads", "head_dim", "mlp", "vocab", "context"):
             value = getattr(shape, field)
             if not isinstance(value, int) or value < 1:
                 raise TadError(f"{path}: {field} should be a positive integer, is {value!r}")
-        if shape.width % shape.heads or shape.heads % shape.kv_heads or shape.head_dim % 2:
+        if shape.heads % shape.kv_heads or shape.head_dim % 2:
             raise TadError(
-                f"{path}: width {shape.width}, {shape.heads} heads and {shape.kv_heads} key heads do not fit together"
+                f"{path}: {shape.heads} heads of {shape.head_dim} and {shape.kv_heads} key heads do not fit together"
             )
         return cls(folder, values, family, config)
 

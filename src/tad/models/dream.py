@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from tad.errors import TadError
-from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta
+from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta, split_width
 
 _FIXED = {"hidden_act": "silu", "use_sliding_window": False, "rope_scaling": None, "use_mrope": False}
 
@@ -21,6 +21,7 @@ class DreamConfig(PreTrainedConfig):
     num_hidden_layers: int = 28
     num_attention_heads: int = 28
     num_key_value_heads: int | None = 4
+    head_dim: int | None = None  # hidden_size / num_attention_heads where absent
     intermediate_size: int = 18944
     vocab_size: int = 152064
     max_position_embeddings: int = 131072
@@ -35,6 +36,30 @@ class DreamConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
 
+    @classmethod
+    def from_sizes(
+        cls,
+        width: int,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        mlp: int,
+        vocab: int,
+        context: int,
+        **tokens: int,
+    ) -> DreamConfig:
+        """A config of these sizes, under the field names of the released ones; `tokens` are special token ids."""
+        return cls(
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            intermediate_size=mlp,
+            vocab_size=vocab,
+            max_position_embeddings=context,
+            **tokens,
+        )
+
     @property
     def shape(self) -> Shape:
         for field, value in _FIXED.items():
@@ -47,6 +72,7 @@ class DreamConfig(PreTrainedConfig):
             layers=self.num_hidden_layers,
             heads=self.num_attention_heads,
             kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=self.head_dim or split_width(self.hidden_size, self.num_attention_heads),
             mlp=self.intermediate_size,
             vocab=self.vocab_size,
             context=self.max_position_embeddings,

@@ -5,7 +5,6 @@ Special token ids and shapes are not here: they come from the checkpoint's own d
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +59,6 @@ class Family:
     def names(self) -> Names:
         return self.model_class.names
 
-    @property
-    def lora_targets(self) -> str:
-        """A pattern for all seven projections of every layer, and not for LLaDA's head, also called ff_out."""
-        layers = re.escape(self.names.layers.rpartition(".")[2])
-        parts = "|".join(re.escape(name) for name in self.names.projections)
-        return rf".*\.{layers}\.\d+\.({parts})"
-
 
 LLADA = Family(
     name="llada",
@@ -90,6 +82,14 @@ DREAM = Family(
     system="You are a helpful assistant.\n\n",
 )
 FAMILIES = {family.model_type: family for family in (LLADA, DREAM)}
+
+
+def family_named(name: str) -> Family:
+    """A family by the name recipes and options give it."""
+    for family in FAMILIES.values():
+        if family.name == name:
+            return family
+    raise TadError(f"family '{name}' is not known; known: {', '.join(f.name for f in FAMILIES.values())}")
 
 
 def family_of(model_type: str | None, where: str = "config.json") -> Family:

@@ -128,7 +128,7 @@ def _describe(
         shifted=bool(family.logit_shift),
         tokens=tokens,
         tokenizer=tokenizer,
-        lora_targets=family.names.projections,
+        lora_targets=tuple(dict.fromkeys(path for _, path in model.projections())),
         cost=forward_cost(shape, length, dtype),
         adapter=None if adapter is None else _describe_adapter(adapter, model, family),
     )

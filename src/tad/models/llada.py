@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from tad.errors import TadError
-from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta
+from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta, split_width
 
 # Switches of the original code base that no released checkpoint uses; a checkpoint that does is refused, not misread.
 _FIXED = {
@@ -53,6 +53,31 @@ class LLaDAConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     tie_word_embeddings: bool = False  # the family's own switch is weight_tying
 
+    @classmethod
+    def from_sizes(
+        cls,
+        width: int,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        mlp: int,
+        vocab: int,
+        context: int,
+        **tokens: int,
+    ) -> LLaDAConfig:
+        """A config of these sizes, under the field names of the released ones; `tokens` are special token ids."""
+        return cls(
+            d_model=width,
+            n_layers=layers,
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            mlp_hidden_size=mlp,
+            vocab_size=vocab,
+            embedding_size=vocab,
+            max_sequence_length=context,
+            **tokens,
+        )
+
     @property
     def shape(self) -> Shape:
         for field, value in _FIXED.items():
@@ -66,6 +91,7 @@ class LLaDAConfig(PreTrainedConfig):
             layers=self.n_layers,
             heads=self.n_heads,
             kv_heads=kv_heads,
+            head_dim=split_width(self.d_model, self.n_heads),
             mlp=self.mlp_hidden_size or self.mlp_ratio * self.d_model,
             vocab=self.embedding_size or self.vocab_size,
             context=self.max_sequence_length,

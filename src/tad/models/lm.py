@@ -82,7 +82,7 @@ class LM:
             raise TadError(
                 f"an adapter is already attached ({self.adapter}); load the model again without it"
             )
-        self.peft = lora.attach(self.model, self.family, rank, alpha, dropout)
+        self.peft = lora.attach(self.model, rank, alpha, dropout)
         self.adapter = f"new, rank {rank}"
         return self.peft
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters by role: all seven projections of every layer, whatever the family calls them; never the head.
+"""Low-rank adapters by role: all projections of every layer, whatever the family calls them; never the head.
 
 The adapters are PEFT's own, in PEFT's own format. Attaching one replaces layers of the model in place, so `LM.model`
 stays the plain model (with adapters inside) and `LM.peft` is the handle that trains, disables and saves them.
@@ -6,6 +6,7 @@ stays the plain model (with adapters inside) and `LM.peft` is the handle that tr
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def lora_config(family: Family, rank: int = 128, alpha: float | None = None, dropout: float = 0.0) -> Any:
-    """PEFT's configuration for this family; alpha defaults to the rank (a scale of one)."""
+def lora_config(
+    model: MaskedDiffusionModel, rank: int = 128, alpha: float | None = None, dropout: float = 0.0
+) -> Any:
+    """PEFT's configuration for this model; alpha defaults to the rank (a scale of one)."""
     from peft import LoraConfig
 
     if rank < 1:
@@ -29,14 +32,20 @@ def lora_config(family: Family, rank: int = 128, alpha: float | None = None, dro
         r=rank,
         lora_alpha=rank if alpha is None else alpha,
         lora_dropout=dropout,
-        target_modules=family.lora_targets,
+        target_modules=lora_targets(model),
         bias="none",
     )
 
 
+def lora_targets(model: MaskedDiffusionModel) -> str:
+    """A pattern for the projections of every layer, and not for LLaDA's head, also called ff_out."""
+    layers = re.escape(model.names.layers.rpartition(".")[2])
+    parts = "|".join(re.escape(path) for path in dict.fromkeys(path for _, path in model.projections()))
+    return rf".*\.{layers}\.\d+\.({parts})"
+
+
 def attach(
     model: MaskedDiffusionModel,
-    family: Family,
     rank: int = 128,
     alpha: float | None = None,
     dropout: float = 0.0,
@@ -44,7 +53,7 @@ def attach(
     """Put fresh adapters into the model, trainable, the rest frozen; returns the PEFT handle."""
     from peft import get_peft_model
 
-    return get_peft_model(model, lora_config(family, rank, alpha, dropout), autocast_adapter_dtype=False)
+    return get_peft_model(model, lora_config(model, rank, alpha, dropout), autocast_adapter_dtype=False)
 
 
 def locate_adapter(adapter: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""FP8 weights for decoding: the seven projections of every layer in e4m3, one scale per output channel.
+"""FP8 weights for decoding: the projections of every layer in e4m3, one scale per output channel.
 
 Activations are scaled per row when they arrive. On a GPU the product is `torch._scaled_mm`; elsewhere the same values
 are multiplied in fp32, so that the rounding can be studied and tested without one. Embedding, norms and head keep their
@@ -93,12 +93,11 @@ def quantize_fp8(model: MaskedDiffusionModel) -> None:
     """Replace the projections of every layer, in place. Refuses adapters (merge them first) and unfit devices."""
     setting = "quantize 'fp8'"
     check_device(model.device, setting)
-    for number, layer in enumerate(model.layers()):
-        for path in model.names.projections:
-            linear = cast(nn.Linear, layer.get_submodule(path))
-            if type(linear) is not nn.Linear:
-                raise TadError(
-                    f"{setting}: {path} of layer {number} is a {type(linear).__name__}; merge the adapter first"
-                )
-            check_shape(linear, path, setting)
-            place(layer, path, Fp8Linear(linear))
+    for layer, path in model.projections():
+        linear = cast(nn.Linear, layer.get_submodule(path))
+        if type(linear) is not nn.Linear:
+            raise TadError(
+                f"{setting}: {path} of layer {layer.index} is a {type(linear).__name__}; merge the adapter first"
+            )
+        check_shape(linear, path, setting)
+        place(layer, path, Fp8Linear(linear))

@@ -74,17 +74,17 @@ class Cost:
     flops: int
     head_flops_per_token: int  # the part of flops_per_token that `logits_at` saves
     weight_bytes: int  # weights read by a forward: all but the embedding, of which a forward reads rows
-    cache_bytes_per_column: int
+    cache_bytes_per_position: int
 
 
 def forward_cost(shape: Shape, length: int, dtype: torch.dtype) -> Cost:
     """Arithmetic and weight traffic of a forward, from the shape alone."""
-    kv_width = shape.kv_heads * shape.head_dim
-    layer = 2 * shape.width * (shape.width + kv_width) + 3 * shape.width * shape.mlp
+    inner, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = 2 * shape.width * (inner + kv_width) + 3 * shape.width * shape.mlp
     head = shape.width * shape.vocab
-    biases = shape.layers * (shape.width + 2 * kv_width) if shape.qkv_bias else 0
+    biases = shape.layers * (inner + 2 * kv_width) if shape.qkv_bias else 0
     norms = (2 * shape.layers + 1) * shape.width
-    attention = 4 * length * shape.width * shape.layers  # scores and weighted sum over `length` columns
+    attention = 4 * length * inner * shape.layers  # scores and weighted sum over `length` keys
     per_token = 2 * (shape.layers * layer + head) + attention
     return Cost(
         length=length,
@@ -92,5 +92,5 @@ def forward_cost(shape: Shape, length: int, dtype: torch.dtype) -> Cost:
         flops=per_token * length,
         head_flops_per_token=2 * head,
         weight_bytes=(shape.layers * layer + head + biases + norms) * dtype.itemsize,
-        cache_bytes_per_column=2 * shape.layers * kv_width * dtype.itemsize,
+        cache_bytes_per_position=2 * shape.layers * kv_width * dtype.itemsize,
     )

@@ -7,6 +7,7 @@ it does not shift logits (families whose logits are shifted say so, and the deco
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -18,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from tad.errors import TadError
-from tad.models.attention import AttentionMask, attend
+from tad.models.attention import AttentionMask, BlockLayout, attend, block_index
 from tad.models.cache import KVCache
 
 
@@ -30,6 +31,7 @@ class Shape:
     layers: int
     heads: int
     kv_heads: int
+    head_dim: int  # heads * head_dim need not be the width
     mlp: int
     vocab: int  # rows of the embedding, which may exceed the tokenizer
     context: int
@@ -38,11 +40,15 @@ class Shape:
     qkv_bias: bool
     bias: bool
     tied: bool
-    rotate_in_fp32: bool  # LLaDA rotates in fp32, Dream in the model's dtype
+    rotate_in_fp32: bool  # LLaDA applies RoPE in fp32, Dream in the model's dtype
+    blocks: BlockLayout | None = None  # block-causal attention; None: full
 
-    @property
-    def head_dim(self) -> int:
-        return self.width // self.heads
+
+def split_width(width: int, heads: int) -> int:
+    """The head_dim of configs that do not give it."""
+    if heads < 1 or width % heads:
+        raise TadError(f"config.json: width {width} and {heads} heads do not fit together")
+    return width // heads
 
 
 def read_theta(config: Any) -> float:
@@ -74,11 +80,6 @@ class Names:
     attn_norm: str
     mlp_norm: str
 
-    @property
-    def projections(self) -> tuple[str, ...]:
-        """The seven linear maps of a layer, in the order query, key, value, attn_out, gate, up, down."""
-        return (self.query, self.key, self.value, self.attn_out, self.gate, self.up, self.down)
-
 
 @dataclass
 class DiffusionOutput(ModelOutput):
@@ -108,7 +109,7 @@ class RMSNorm(nn.Module):
 def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [batch, 1, length, head_dim] for integer positions [batch, length], the sin as `rotate` wants it.
 
-    Computed from the positions on every forward: no buffer to keep in step with the device, and a column's angle
+    Computed from the positions on every forward: no buffer to keep in step with the device, and an angle
     depends on its position alone.
     """
     exponent = (
@@ -144,27 +145,101 @@ def place(root: nn.Module, path: str, module: nn.Module) -> None:
     root.add_module(leaf, module)
 
 
+class Attention:
+    """Multi-head attention with RoPE and grouped keys. The parameters lie in the layer, under its `names`.
+
+    It holds no state, so one object serves all layers: released checkpoints keep projections in the layer itself (LLaDA)
+    or in a container (Dream), and `names` covers both. A family with another attention (q/k norm) overrides `heads`, or all.
+    """
+
+    def linears(self, names: Names, shape: Shape) -> dict[str, tuple[int, int, bool]]:
+        """Path -> inputs, outputs, bias of every linear map: what adapters and fp8 weights apply to."""
+        inner, kv_inner = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        return {
+            names.query: (shape.width, inner, shape.qkv_bias),
+            names.key: (shape.width, kv_inner, shape.qkv_bias),
+            names.value: (shape.width, kv_inner, shape.qkv_bias),
+            names.attn_out: (inner, shape.width, shape.bias),
+        }
+
+    def heads(self, layer: Layer, path: str, x: Tensor) -> Tensor:
+        """One projection split into heads, before RoPE: [batch, heads, length, head_dim]."""
+        projected = layer.part(path)(x)
+        return cast(Tensor, projected.view(*x.shape[:2], -1, layer.shape.head_dim).transpose(1, 2))
+
+    def __call__(
+        self,
+        layer: Layer,
+        x: Tensor,  # [batch, length, width], normed
+        cos: Tensor,
+        sin: Tensor,
+        mask: Any,
+        cache: KVCache | None,
+        cache_position: Tensor | slice | None,
+        only: Tensor | None,
+    ) -> Tensor:
+        names, shape, asking = layer.names, layer.shape, x if only is None else take(x, only)
+        query = self.heads(layer, names.query, asking)
+        key, value = self.heads(layer, names.key, x), self.heads(layer, names.value, x)
+        if only is not None:
+            query = rotate(query, take(cos[:, 0], only)[:, None], take(sin[:, 0], only)[:, None])
+            key = rotate(key, cos, sin)
+            if mask is not None and mask.shape[2] > 1:
+                mask = take(mask[:, 0].expand(len(x), -1, -1), only)[:, None]
+        elif x.is_cuda:  # one launch of each kernel for both; on a CPU the copy costs more than that
+            both = rotate(torch.cat((query, key), dim=1), cos, sin)
+            query, key = both.split((shape.heads, shape.kv_heads), dim=1)
+        else:
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if cache is not None and cache_position is not None:
+            key, value = cache.write(layer.index, cache_position, key, value)
+        out = attend(query, key, value, mask).transpose(1, 2).flatten(2)
+        return cast(Tensor, layer.part(names.attn_out)(out))
+
+
+class SwiGLU:
+    """down(silu(gate(x)) * up(x)). The parameters lie in the layer, as those of `Attention` do."""
+
+    def linears(self, names: Names, shape: Shape) -> dict[str, tuple[int, int, bool]]:
+        """See `Attention.linears`."""
+        return {
+            names.gate: (shape.width, shape.mlp, shape.bias),
+            names.up: (shape.width, shape.mlp, shape.bias),
+            names.down: (shape.mlp, shape.width, shape.bias),
+        }
+
+    def __call__(self, layer: Layer, x: Tensor) -> Tensor:
+        names = layer.names
+        return cast(
+            Tensor, layer.part(names.down)(F.silu(layer.part(names.gate)(x)) * layer.part(names.up)(x))
+        )
+
+
 class Layer(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x)). Subclasses set `names`."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Subclasses set `names`, and `attention_op` or `mlp_op` where theirs differ; `__init__` may choose by the layer's index.
+    """
 
     names: ClassVar[Names]
+    attention_op: Attention = Attention()
+    mlp_op: SwiGLU = SwiGLU()
 
     def __init__(self, shape: Shape, index: int) -> None:
         super().__init__()
         self.shape, self.index = shape, index
-        width, kv_width = shape.width, shape.kv_heads * shape.head_dim
-        for path, source, target, bias in (
-            (self.names.query, width, width, shape.qkv_bias),
-            (self.names.key, width, kv_width, shape.qkv_bias),
-            (self.names.value, width, kv_width, shape.qkv_bias),
-            (self.names.attn_out, width, width, shape.bias),
-            (self.names.gate, width, shape.mlp, shape.bias),
-            (self.names.up, width, shape.mlp, shape.bias),
-            (self.names.down, shape.mlp, width, shape.bias),
-        ):
+        for path, (source, target, bias) in self._linears().items():
             place(self, path, nn.Linear(source, target, bias=bias))
         for path in (self.names.attn_norm, self.names.mlp_norm):
-            place(self, path, RMSNorm(width, shape.eps))
+            place(self, path, RMSNorm(shape.width, shape.eps))
+
+    def _linears(self) -> dict[str, tuple[int, int, bool]]:
+        return self.attention_op.linears(self.names, self.shape) | self.mlp_op.linears(self.names, self.shape)
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The paths of this layer's linear maps, attention's first: what adapters and fp8 weights apply to."""
+        return tuple(self._linears())
 
     def part(self, path: str) -> nn.Module:
         """The module at a path; looked up on each call, because adapters replace modules in place."""
@@ -184,47 +259,11 @@ class Layer(GradientCheckpointingLayer):
         only: Tensor | None = None,  # [batch, m]: positions whose outputs are wanted, all by default
     ) -> Tensor:
         """Outputs [batch, length or m, width]. Keys and values are made of every position in any case."""
-        names = self.names
-        normed = self.part(names.attn_norm)(x)
+        normed = self.part(self.names.attn_norm)(x)
         if only is not None:
             x = take(x, only)
-        x = x + self.part(names.attn_out)(
-            self._attention(normed, cos, sin, mask, cache, cache_position, only)
-        )
-        normed = self.part(names.mlp_norm)(x)
-        return x + self.part(names.down)(F.silu(self.part(names.gate)(normed)) * self.part(names.up)(normed))
-
-    def _attention(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Any,
-        cache: KVCache | None,
-        cache_position: Tensor | slice | None,
-        only: Tensor | None,
-    ) -> Tensor:
-        def heads(path: str, count: int, source: Tensor) -> Tensor:
-            projected = self.part(path)(source)
-            return projected.view(*source.shape[:2], count, self.shape.head_dim).transpose(1, 2)
-
-        shape, asking = self.shape, x if only is None else take(x, only)
-        query = heads(self.names.query, shape.heads, asking)
-        key = heads(self.names.key, shape.kv_heads, x)
-        value = heads(self.names.value, shape.kv_heads, x)
-        if only is not None:
-            query = rotate(query, take(cos[:, 0], only)[:, None], take(sin[:, 0], only)[:, None])
-            key = rotate(key, cos, sin)
-            if mask is not None and mask.shape[2] > 1:
-                mask = take(mask[:, 0].expand(len(x), -1, -1), only)[:, None]
-        elif x.is_cuda:  # one launch of each kernel for both; on a CPU the copy costs more than that
-            both = rotate(torch.cat((query, key), dim=1), cos, sin)
-            query, key = both.split((shape.heads, shape.kv_heads), dim=1)
-        else:
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        if cache is not None and cache_position is not None:
-            key, value = cache.write(self.index, cache_position, key, value)
-        return attend(query, key, value, mask).transpose(1, 2).reshape(asking.shape)
+        x = x + self.attention_op(self, normed, cos, sin, mask, cache, cache_position, only)
+        return x + self.mlp_op(self, self.part(self.names.mlp_norm)(x))
 
 
 class MaskedDiffusionModel(PreTrainedModel):
@@ -252,7 +291,7 @@ class MaskedDiffusionModel(PreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,  # [batch, length]
-        attention_mask: Tensor | None = None,  # [batch, columns], 0 at padding
+        attention_mask: Tensor | None = None,  # [batch, length of the keys], 0 at padding
         position_ids: Tensor | None = None,  # [batch, length]
         inputs_embeds: Tensor | None = None,  # [batch, length, width]
         mask: AttentionMask | None = None,
@@ -266,20 +305,22 @@ class MaskedDiffusionModel(PreTrainedModel):
     ) -> DiffusionOutput:
         """One forward.
 
-        `mask` says who sees whom; `attention_mask` is the short form for padding. With a `cache`, the keys are all of
+        `mask` says who sees whom, by default what `attention_mask` below says without a prompt; the argument
+        `attention_mask` is the short form for padding. With a `cache`, the keys are all of
         its positions, so a mask must hide the ones that hold nothing. `logits_at` names the positions whose outputs
         are wanted: the head, and of the last layer all but keys and values, run there only. `head=False` leaves the
         head out. Positions default to `cache_position` with a cache and to 0, 1, ... without.
         """
         x = self.embedding()(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x.shape[:2]
-        if mask is None:
-            mask = AttentionMask.full() if attention_mask is None else AttentionMask.padded(attention_mask)
         if position_ids is None:
             position_ids = self._default_positions(cache_position, length, x.device)
         position_ids = position_ids.expand(batch, length)
+        if mask is None:
+            keys = position_ids if cache is None else torch.arange(cache.length, device=x.device)[None]
+            mask = self.attention_mask(keys, real=attention_mask)
         cos, sin = rotary_table(position_ids, self.shape, x.dtype)
-        visible = self._visible(mask, length, cache, cache_position, x.device)
+        visible = self._visible(mask, batch, length, cache, cache_position, x.device)
         only = logits_at
         if only is not None and only.dim() == 1:
             only = only.expand(batch, -1)
@@ -293,6 +334,24 @@ class MaskedDiffusionModel(PreTrainedModel):
         hidden = self.get_submodule(self.names.norm)(x)
         return DiffusionOutput(logits=self.head(hidden) if head else None, hidden=hidden)
 
+    def attention_mask(
+        self,
+        positions: Tensor,  # [length] or [batch, length]: position ids of the keys, negative in left padding
+        prompt_len: int | Tensor = 0,  # int or [batch, 1]
+        real: Tensor | None = None,  # [batch, length], 0 or False at padding
+        layout: BlockLayout | None = None,
+    ) -> AttentionMask:
+        """Who sees whom in this model: everybody, or what its config's block layout says.
+
+        `layout` stands in for the model's own: a block-causal schedule on a model with full attention.
+        """
+        keys = None if real is None else real.bool()
+        layout = layout or self.shape.blocks
+        if layout is None:
+            return AttentionMask(keys)
+        blocks = block_index(positions, prompt_len, layout.size, layout.grid)
+        return AttentionMask(keys, blocks if blocks.dim() == 2 else blocks[None])
+
     def _default_positions(
         self, cache_position: Tensor | slice | None, length: int, device: torch.device
     ) -> Tensor:
@@ -304,6 +363,7 @@ class MaskedDiffusionModel(PreTrainedModel):
     def _visible(
         self,
         mask: AttentionMask,
+        batch: int,
         length: int,
         cache: KVCache | None,
         cache_position: Tensor | slice | None,
@@ -312,7 +372,9 @@ class MaskedDiffusionModel(PreTrainedModel):
         if self.config._attn_implementation == "flex_attention" and (
             mask.keys is not None or mask.blocks is not None
         ):
-            return mask.flex(length, cache.length if cache is not None else length, cache_position, device)
+            return mask.flex(
+                batch, length, cache.length if cache is not None else length, cache_position, device
+            )
         return mask.dense(cache_position)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -327,6 +389,12 @@ class MaskedDiffusionModel(PreTrainedModel):
 
     def layers(self) -> nn.ModuleList:
         return cast(nn.ModuleList, self.get_submodule(self.names.layers))
+
+    def projections(self) -> Iterator[tuple[Layer, str]]:
+        """Every linear map of every layer, as the layer and the path in it. Embedding and head are not among them."""
+        for layer in self.layers():
+            for path in cast(Layer, layer).projections:
+                yield cast(Layer, layer), path
 
     def new_cache(self, batch: int, length: int) -> KVCache:
         """Empty buffers for a canvas of `length`, on the devices of the layers."""

@@ -87,12 +87,11 @@ def fp8_buffers(module: nn.Module) -> list[str]:
 
 def _bases(model: MaskedDiffusionModel) -> Iterator[tuple[str, Any, nn.Linear]]:
     """(path, the adapted layer, the linear map under the adapter) of every projection."""
-    for number, layer in enumerate(model.layers()):
-        for path in model.names.projections:
-            adapted: Any = layer.get_submodule(path)
-            base = getattr(adapted, "base_layer", None)
-            if not isinstance(base, nn.Linear):
-                raise TadError(
-                    f"{SETTING}: {path} of layer {number} carries no adapter; train adapters, or leave it out"
-                )
-            yield path, adapted, base
+    for layer, path in model.projections():
+        adapted: Any = layer.get_submodule(path)
+        base = getattr(adapted, "base_layer", None)
+        if not isinstance(base, nn.Linear):
+            raise TadError(
+                f"{SETTING}: {path} of layer {layer.index} carries no adapter; train adapters, or leave it out"
+            )
+        yield path, adapted, base

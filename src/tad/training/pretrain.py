@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainingArguments, set_seed
 
 from tad.errors import TadError
-from tad.models import Family, MaskedDiffusionModel
+from tad.models import Family, MaskedDiffusionModel, family_named
 from tad.models.checkpoint import read_json
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
 from tad.training.checkpoints import POSITION, open_run
@@ -21,7 +21,7 @@ from tad.training.objective import BlockStates, mask_answers, masked_diffusion_l
 from tad.training.optimizer import MuonAdam, RatePlan
 from tad.training.recipe import OptimizationSection, PretrainRecipe
 from tad.training.record import write_record
-from tad.training.stream import StreamSpec, TokenStream, family_named
+from tad.training.stream import StreamSpec, TokenStream
 from tad.training.trainer import (
     JsonLog,
     Minutes,
@@ -158,27 +158,14 @@ def model_config(recipe: PretrainRecipe) -> Any:
     ids = special_ids(family)
     tokens = {name: ids[name] for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")}
     vocab = -(-build_tokenizer(family).get_vocab_size() // 64) * 64
-    kv_heads = section.kv_heads or section.heads
-    if section.family == "llada":
-        return family.config_class(
-            d_model=section.width,
-            n_layers=section.layers,
-            n_heads=section.heads,
-            n_kv_heads=kv_heads,
-            mlp_hidden_size=section.mlp,
-            vocab_size=vocab,
-            embedding_size=vocab,
-            max_sequence_length=section.context,
-            **tokens,
-        )
-    return family.config_class(
-        hidden_size=section.width,
-        num_hidden_layers=section.layers,
-        num_attention_heads=section.heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=section.mlp,
-        vocab_size=vocab,
-        max_position_embeddings=section.context,
+    return family.config_class.from_sizes(
+        width=section.width,
+        layers=section.layers,
+        heads=section.heads,
+        kv_heads=section.kv_heads or section.heads,
+        mlp=section.mlp,
+        vocab=vocab,
+        context=section.context,
         **tokens,
     )
 

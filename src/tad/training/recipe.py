@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tad.config import Recipe
+from tad.errors import TadError
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -16,7 +17,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class ModelSection(Recipe):
     """The network to train, or the checkpoint to go on from."""
 
-    family: Literal["llada", "dream"]
+    family: str
     width: Positive
     layers: Positive
     heads: Positive
@@ -27,6 +28,16 @@ class ModelSection(Recipe):
     """Of weights and activations while training; the optimizer keeps fp32 copies of bfloat16 weights."""
     start_from: Path | None = None
     """A checkpoint directory whose weights to start from, with a fresh optimizer."""
+
+    @field_validator("family")
+    @classmethod
+    def _check_family(cls, value: str) -> str:
+        from tad.models import family_named
+
+        try:
+            return family_named(value).name
+        except TadError as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _check_heads(self) -> ModelSection:

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tad.errors import TadError
-from tad.models.family import FAMILIES, Family
+from tad.models.family import family_named
 from tad.models.tokenizer import render_chat
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.task import INSTRUCTION
@@ -85,11 +85,6 @@ def _writer(name: str) -> _Writer:
     text = render_chat(wrapped, family, [{"role": "user", "content": _MARK}])
     before, after = (tokenizer.encode(part).ids for part in text.split(_MARK))
     return _Writer(tokenizer, before, after, ids["eot_token_id"], ids["eos_token_id"])
-
-
-def family_named(name: str) -> Family:
-    """The family with this name (not its config's model_type)."""
-    return next(family for family in FAMILIES.values() if family.name == name)
 
 
 def make_chunk(spec: StreamSpec, number: int) -> Chunk:

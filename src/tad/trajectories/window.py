@@ -23,7 +23,7 @@ import torch
 from tad.decoding.canvas import lay_out
 from tad.errors import TadError
 from tad.files import write_json
-from tad.models import LM, AttentionMask
+from tad.models import LM
 from tad.trajectories.partition import masked, state
 from tad.trajectories.store import Trajectory
 
@@ -129,7 +129,7 @@ def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list
     hidden = lm.model(
         canvas.to(lm.device),
         position_ids=(column - pad).clamp(min=0),
-        mask=AttentionMask.padded(column >= pad),
+        mask=lm.model.attention_mask(column - pad, prompt - pad, real=column >= pad),
         head=False,
     ).hidden
     assert hidden is not None

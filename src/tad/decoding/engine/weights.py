@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tad.models import MaskedDiffusionModel
 from tad.models.quantize import Fp8Linear, fp8_linear
+from tad.models.transformer import Attention, SwiGLU
 
 
 class UnfitError(Exception):
@@ -61,7 +62,7 @@ def read_weights(model: MaskedDiffusionModel) -> list[LayerWeights]:
     names, found = model.names, []
     with torch.inference_mode(False), torch.no_grad():
         for layer in model.layers():
-            parts = {path: _linear(layer.get_submodule(path), path) for path in names.projections}
+            parts = {path: _linear(layer.get_submodule(path), path) for path in layer.projections}
             norms = [
                 cast(Tensor, layer.get_submodule(path).weight) for path in (names.attn_norm, names.mlp_norm)
             ]
@@ -82,13 +83,16 @@ def read_weights(model: MaskedDiffusionModel) -> list[LayerWeights]:
 
 def why_unfit(model: MaskedDiffusionModel) -> str | None:
     """Why `read_weights` would refuse this model, without touching it; None where it would not."""
+    if model.shape.blocks is not None:
+        return "its attention is block-causal whatever the schedule"
     devices = {weight.device for weight in model.parameters()}
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
         return "its weights are spread over several devices"
     try:
-        for layer in model.layers():
-            for path in model.names.projections:
-                _linear(layer.get_submodule(path), path)
+        for layer, path in model.projections():
+            if type(layer.attention_op) is not Attention or type(layer.mlp_op) is not SwiGLU:
+                return "its layers are of a kind the engine does not know"
+            _linear(layer.get_submodule(path), path)
     except UnfitError as reason:
         return str(reason)
     return None

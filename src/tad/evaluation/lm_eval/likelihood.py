@@ -39,11 +39,12 @@ def weigh_masks(lm: LM, context: Sequence[int], target: Sequence[int], masks: Te
     masks = masks.to(lm.device)
     truth = torch.tensor(target, device=lm.device)
     row = torch.tensor([*context, *target], device=lm.device)
+    mask = lm.model.attention_mask(torch.arange(len(row), device=lm.device), len(context))
     found = []
     for chunk in masks.split(batch):
         canvas = row.repeat(len(chunk), 1)
         canvas[:, len(context) :].masked_fill_(chunk, lm.tokens.mask)
-        hidden = lm.model(canvas, head=False).hidden
+        hidden = lm.model(canvas, mask=mask, head=False).hidden
         rows, places = chunk.nonzero(as_tuple=True)
         outputs = hidden[rows, len(context) + places - lm.family.logit_shift]
         losses = [

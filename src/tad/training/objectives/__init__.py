@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from tad.errors import TadError
-from tad.models import FAMILIES, Family
+from tad.models import Family, family_named
 from tad.training.objectives.base import (
     Batch,
     Canvas,
@@ -60,7 +60,7 @@ __all__ = [
 def get_objective(name: str, *, mask_token: int, family: str | Family, **settings: Any) -> Objective:
     """An objective for a family: its published settings, changed by `settings` (`lambda` as recipes write it)."""
     given, kind = check_settings(name, settings), OBJECTIVES[name]
-    found = family if isinstance(family, Family) else _family_named(family)
+    found = family if isinstance(family, Family) else family_named(family)
     given = {key: _checked(kind, key, value) for key, value in given.items()}
     return kind(
         mask_token=mask_token, shift=found.logit_shift, **{**kind.published.get(found.name, {}), **given}
@@ -89,10 +89,3 @@ def _checked(kind: type[Objective], key: str, value: Any) -> Any:
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise TadError(f"objective.{key.removesuffix('_')}: {message} (got {value!r})") from None
-
-
-def _family_named(name: str) -> Family:
-    for family in FAMILIES.values():
-        if family.name == name:
-            return family
-    raise TadError(f"family '{name}' is not known; known: {', '.join(f.name for f in FAMILIES.values())}")

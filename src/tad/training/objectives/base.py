@@ -111,7 +111,10 @@ class Canvas:
     lengths: Tensor  # [views]
     padded: bool  # whether any row is shorter than the width
     tokens: int  # sum of the lengths
-    blocks: Tensor | None = None  # [views, width] for block-causal attention: the prompt is block 0
+    prompt_len: Tensor  # [views]
+    block: Tensor | None = (
+        None  # [views] block size of block-causal attention; None: the model's own attention
+    )
 
 
 @dataclass(frozen=True)
@@ -216,29 +219,29 @@ class Objective(ABC):
 
 def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
     """Pad on the right with `fill`, which nobody sees. A term's positions become indices into the flattened rows."""
-    student = _canvas([view.student_ids for view in views], fill, views)
+    sizes = None
+    if any(view.block is not None for view in views):
+        widest = max(len(view.student_ids) for view in views)
+        sizes = torch.tensor([view.block or widest for view in views])
+    student = _canvas([view.student_ids for view in views], [len(view.prompt) for view in views], fill, sizes)
     taught = [ids for view in views if (ids := view.teacher_ids) is not None]
     if taught and len(taught) != len(views):
         raise ValueError("either every view of a batch has a teacher or none has")
-    teacher = _canvas(taught, fill) if taught else None
+    prompts = [len(view.teacher_prompt) for view in views if view.teacher_prompt is not None]
+    teacher = _canvas(taught, prompts, fill) if taught else None
     names = dict.fromkeys(name for view in views for name in view.terms)
     groups = {name: _group(name, views, shift, student, teacher) for name in names}
     return Batch(student, teacher, groups, tuple(view.row for view in views))
 
 
-def _canvas(rows: Sequence[Tensor], fill: int, views: Sequence[View] = ()) -> Canvas:
+def _canvas(rows: Sequence[Tensor], prompts: Sequence[int], fill: int, sizes: Tensor | None = None) -> Canvas:
     lengths = torch.tensor([len(ids) for ids in rows])
     width = int(lengths.max())
     ids = torch.full((len(rows), width), fill, dtype=torch.long)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
-    blocks = None
-    if any(view.block is not None for view in views):
-        prompts = torch.tensor([len(view.prompt) for view in views])
-        sizes = torch.tensor([view.block or width for view in views])
-        offset = torch.arange(width) - prompts[:, None]
-        blocks = torch.where(offset < 0, 0, offset // sizes[:, None] + 1)
-    return Canvas(ids, lengths, bool((lengths < width).any()), int(lengths.sum()), blocks)
+    padded = bool((lengths < width).any())
+    return Canvas(ids, lengths, padded, int(lengths.sum()), torch.tensor(prompts), sizes)
 
 
 def _group(name: str, views: Sequence[View], shift: int, student: Canvas, teacher: Canvas | None) -> Group:

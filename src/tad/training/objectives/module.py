@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tad.errors import TadError
-from tad.models import AttentionMask, MaskedDiffusionModel
+from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel
 from tad.training.losses import Head, RowLosses, lean_losses, plain_losses
 from tad.training.objectives.base import Batch, Canvas, Group, Objective, Parts
 
@@ -85,7 +85,7 @@ class LossModule(nn.Module):
 
     def _see(self, model: MaskedDiffusionModel, canvas: Canvas, full: bool = False) -> Tensor:
         """Hidden states, flattened to [views * width, width of the model]."""
-        hidden = model(canvas.ids, mask=rule_of(canvas, full), head=False).hidden
+        hidden = model(canvas.ids, mask=mask_of(model, canvas, full), head=False).hidden
         assert hidden is not None
         return hidden.flatten(0, 1)
 
@@ -140,12 +140,12 @@ class _Evidence:
             return lean_losses(source[at], self.guide, group.labels, chunk=self.chunk).confidence
 
 
-def rule_of(canvas: Canvas, full: bool = False) -> AttentionMask:
+def mask_of(model: MaskedDiffusionModel, canvas: Canvas, full: bool = False) -> AttentionMask:
     """Padding is hidden by length. A batch without padding needs no mask, which is the fast path of attention."""
-    keys = None
-    if canvas.padded:
-        keys = torch.arange(canvas.ids.shape[1], device=canvas.ids.device) < canvas.lengths[:, None]
-    return AttentionMask(keys=keys, blocks=None if full else canvas.blocks)
+    positions = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
+    real = positions < canvas.lengths[:, None] if canvas.padded else None
+    layout = None if full or canvas.block is None else BlockLayout(canvas.block[:, None])
+    return model.attention_mask(positions, canvas.prompt_len[:, None], real, layout)
 
 
 def plain_model(model: nn.Module) -> MaskedDiffusionModel:

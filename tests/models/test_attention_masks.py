@@ -1,4 +1,4 @@
-"""Attention rules: padding, batch neighbours, block-causal, and FlexAttention held to SDPA."""
+"""Attention masks: padding, batch neighbours, block-causal, and FlexAttention held to SDPA."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_row_does_not_depend_on_its_padding_or_on_other_rows(
 
 @examples
 @given(families, seeds, st.integers(0, PAD))
-def test_the_attention_mask_is_the_padded_rule(family: str, seed: int, pad: int) -> None:
+def test_the_attention_mask_is_the_padded_one(family: str, seed: int, pad: int) -> None:
     model, ids = model_of(family), random_ids(seed, 2, LENGTH)
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, LENGTH - pad :] = 0
@@ -105,7 +105,7 @@ def test_a_query_that_sees_nothing_spoils_nobody() -> None:
     assert near(logits[keys], wanted[keys])
 
 
-def rules(name: str, batch: int) -> AttentionMask:
+def masks(name: str, batch: int) -> AttentionMask:
     keys = torch.ones(batch, LENGTH, dtype=torch.bool)
     keys[0, :3], keys[1, -5:] = False, False
     blocks = (torch.arange(LENGTH) // 5)[None].expand(batch, -1).contiguous()
@@ -120,7 +120,7 @@ def rules(name: str, batch: int) -> AttentionMask:
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("name", ["full", "padded", "block-causal", "both"])
 def test_flex_attention_agrees_with_sdpa(family: str, name: str) -> None:
-    ids, rule = random_ids(1, 2, LENGTH), rules(name, 2)
+    ids, rule = random_ids(1, 2, LENGTH), masks(name, 2)
     real = rule.keys if rule.keys is not None else torch.ones(2, LENGTH, dtype=torch.bool)
     with torch.no_grad():
         flex = model_of(family, "flex_attention")(ids, mask=rule).logits
@@ -131,7 +131,7 @@ def test_flex_attention_agrees_with_sdpa(family: str, name: str) -> None:
     "at", [slice(5, 12), torch.tensor([[4, 9, -1], [15, 0, 7]])], ids=["slice", "scattered"]
 )
 def test_flex_attention_agrees_with_sdpa_on_a_cache(at: slice | Tensor) -> None:
-    ids, rule, found = random_ids(1, 2, LENGTH), rules("both", 2), []
+    ids, rule, found = random_ids(1, 2, LENGTH), masks("both", 2), []
     fed = ids[:, at] if isinstance(at, slice) else ids.gather(1, at.clamp(min=0))
     for attention in ("sdpa", "flex_attention"):
         model = model_of("dream", attention)
