@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from tad.models import LM
 from tad.serving import Engine, Settings
 from tad.serving.app import create_app
+from tad.serving.server import Server
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Live:
 
     @property
     def model(self) -> str:
-        return self.app.state.offer.name
+        return self.app.state.validator.name
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
@@ -74,10 +74,7 @@ def read_events(text: str) -> list[tuple[str | None, Any]]:
 @contextmanager
 def live(lm: LM, settings: Settings | None = None) -> Iterator[Live]:
     app = create_app(lm, settings)
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="warning", ws="none", timeout_graceful_shutdown=5
-    )
-    server = uvicorn.Server(config)
+    server = Server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from typing import Any
 
@@ -12,6 +13,8 @@ from live_server import Live, live, wait_until
 import tad
 from tad.models import LM
 from tad.serving import Settings
+from tad.serving.card import model_card
+from tad.serving.validation import RequestValidator
 
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 
@@ -260,11 +263,9 @@ def test_the_servers_own_decoder_and_threshold_are_the_default(plain: LM) -> Non
 def test_examples_come_with_nano_models_only(
     plain: LM, server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tad.serving.offer import Offer
-
-    assert Offer(plain, Settings()).card()["tad"]["examples"] == []
+    assert model_card(RequestValidator(plain, Settings()))["tad"]["examples"] == []
     monkeypatch.setattr(plain, "source", "nano-llada")
-    examples = Offer(plain, Settings()).card()["tad"]["examples"]
+    examples = model_card(RequestValidator(plain, Settings()))["tad"]["examples"]
     assert {example["title"].split()[0] for example in examples} == {"nano-word", "nano-math", "nano-code"}
     assert all(example["prompt"] for example in examples)
 
@@ -272,10 +273,14 @@ def test_examples_come_with_nano_models_only(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"tools": []}, "tools"),
-        ({"user": "me"}, "user"),
-        ({"n": 2}, "n"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "12"}, "max_tokens"),
@@ -318,6 +323,14 @@ def test_a_field_that_does_not_fit_is_refused_by_name(server: Live, fields: dict
 
 def test_values_that_change_nothing_and_nulls_are_accepted(server: Live) -> None:
     neutral = {
+        "user": "me",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "logprobs": False,
+        "top_logprobs": 0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
         "n": 1,
         "presence_penalty": 0,
         "frequency_penalty": 0.0,
@@ -325,7 +338,130 @@ def test_values_that_change_nothing_and_nulls_are_accepted(server: Live) -> None
         "seed": None,
         "stream": None,
     }
-    assert server.chat(max_tokens=32, **neutral).status_code == 200
+    plain = server.chat(max_tokens=32)
+    answer = server.chat(max_tokens=32, **neutral)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == plain.json()["choices"]
+    completion = {
+        "model": server.model,
+        "prompt": "x",
+        "max_tokens": 32,
+        "echo": False,
+        "best_of": 1,
+        "suffix": None,
+    }
+    assert server.client().post("/v1/completions", json=completion).status_code == 200
+
+
+def test_developer_is_another_name_of_system(plain: LM, server: Live) -> None:
+    texts = []
+    for role in ("system", "developer"):
+        chat = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+        answer = client_of(server).chat.completions.create(model=server.model, messages=chat, max_tokens=32)
+        texts.append(answer.choices[0].message.content)
+    assert (
+        texts[0] == texts[1] == generated(plain, [{**chat[0], "role": "system"}, chat[1]], gen_length=32).text
+    )
+
+
+def test_prefix_is_what_the_answer_begins_with(plain: LM, server: Live) -> None:
+    wanted = generated(plain, QUESTION, gen_length=32, prefix="The answer is")
+    answer = server.chat(QUESTION, max_tokens=32, prefix="The answer is").json()
+    assert answer["choices"][0]["message"]["content"] == wanted.text
+    assert wanted.text != generated(plain, QUESTION, gen_length=32).text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_n_answers_have_seeds_that_follow_each_other(plain: LM, server: Live, stream: bool) -> None:
+    wanted = [
+        generated(plain, QUESTION, gen_length=32, seed=7 + number, temperature=0.8).text
+        for number in range(3)
+    ]
+    assert len(set(wanted)) == 3
+    call = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 32,
+        "seed": 7,
+        "temperature": 0.8,
+        "n": 3,
+    }
+    client = client_of(server)
+    if not stream:
+        answer = client.chat.completions.create(**call)
+        assert [choice.message.content for choice in answer.choices] == wanted
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        assert answer.usage.prompt_tokens == len(plain.encode(QUESTION))
+        return
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(**call, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == wanted
+
+
+@pytest.mark.parametrize("as_ids", [False, True], ids=["texts", "token ids"])
+def test_several_prompts_are_answered_in_their_order(plain: LM, server: Live, as_ids: bool) -> None:
+    prompts = ["Once upon a time", "The end", "x"]
+    asked = [plain.encode_text(prompt) for prompt in prompts] if as_ids else prompts
+    answer = client_of(server).completions.create(model=server.model, prompt=asked, max_tokens=32)
+    wanted = [generated(plain, prompt, gen_length=32, raw=True).text for prompt in prompts]
+    assert [choice.text for choice in answer.choices] == wanted
+    assert answer.usage.prompt_tokens == sum(len(plain.encode_text(prompt)) for prompt in prompts)
+
+
+def test_logprobs_are_the_confidences_of_the_revealed_tokens(plain: LM, server: Live) -> None:
+    row = generated(plain, QUESTION, gen_length=32).decoded
+    wanted = [math.log(sure) for sure in row.confidence[: len(row.answer)]]
+    call = {"model": server.model, "max_tokens": 32, "messages": [{"role": "user", "content": QUESTION}]}
+    client = client_of(server)
+    found = client.chat.completions.create(**call, logprobs=True).choices[0].logprobs.content
+    assert [one.logprob for one in found] == pytest.approx(wanted, abs=1e-4)
+    assert [one.token for one in found] == [plain.decode([token], skip_special=False) for token in row.answer]
+    chunks = list(client.chat.completions.create(**call, logprobs=True, stream=True))
+    streamed = [
+        one for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == found
+    completion = client.completions.create(model=server.model, prompt="Once", max_tokens=32, logprobs=1)
+    parts = completion.choices[0].logprobs
+    assert len(parts.tokens) == len(parts.token_logprobs) == len(parts.top_logprobs) == len(parts.text_offset)
+
+
+def test_the_request_log_has_a_line_per_request_and_no_text(
+    plain: LM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with live(plain, Settings(request_log=True)) as server:
+        answer = server.chat("my secret", max_tokens=32).json()
+        server.events("my secret", max_tokens=32)
+        server.client().get("/nowhere/secret?key=secret")
+        server.chat(max_tokens=0)
+    lines = [line.split() for line in capfd.readouterr().err.splitlines() if "127.0.0.1" in line]
+    usage = answer["usage"]
+    facts = f"completion_tokens={usage['completion_tokens']}", f"forwards={usage['forwards']}"
+    assert [line[2:5] for line in lines] == [
+        ["POST", "/v1/chat/completions", "200"],
+        ["POST", "/v1/chat/completions", "200"],
+        ["GET", "other", "404"],
+        ["POST", "/v1/chat/completions", "400"],
+    ]
+    for line in lines[:2]:
+        assert set(facts) <= set(line)
+    assert not any("secret" in word for line in lines for word in line)
+
+
+@pytest.mark.parametrize("client", ["langchain", "open-webui", "curl"])
+def test_requests_as_other_clients_send_them_are_answered(server: Live, client: str) -> None:
+    """Bodies as these clients make them."""
+    user = {"role": "user", "content": "hi"}
+    bodies = {
+        "langchain": {"messages": [user], "n": 1, "temperature": 0.7, "stream": False, "max_completion_tokens": 32},
+        "open-webui": {"stream": True, "messages": [{"role": "system", "content": "Be brief."}, user],
+                       "stream_options": {"include_usage": True}, "max_tokens": 32},
+        "curl": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 32},
+    }  # fmt: skip
+    body = {"model": server.model, **bodies[client]}
+    assert server.client().post("/v1/chat/completions", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("field", ["model", "messages"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,17 @@ class Slow:
         monkeypatch.setattr(lm.model, "forward", slow)
 
 
-def open_request(server: Live, **fields: Any) -> socket.socket:
+def open_request(server: Live, receive_buffer: int = 2**16, **fields: Any) -> socket.socket:
     """A chat on a socket of its own."""
     body = json.dumps(server.body(**fields)).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection = socket.socket()
+    connection.settimeout(20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect(("127.0.0.1", server.port))
     connection.sendall(head.encode() + body)
     return connection
 
@@ -86,23 +90,6 @@ def test_clients_that_leave_the_queue_make_room(plain: LM, monkeypatch: pytest.M
         assert server.chat(max_tokens=8).status_code == 200
 
 
-def test_a_client_that_does_not_read_holds_nobody_up(plain: LM) -> None:
-    with live(plain, Settings(body_seconds=0.3)) as server:
-        wide = {"max_tokens": 128, "decoder": "one-by-one", "stream": True, "reveals": True}
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        connection.connect(("127.0.0.1", server.port))
-        body = json.dumps(server.body(**wide)).encode()
-        connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            + f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        wait_until(lambda: server.engine.counts.finished + server.engine.counts.cancelled == 1)
-        assert server.chat(max_tokens=8).status_code == 200
-        connection.close()
-
-
 def test_a_time_limit_is_a_503_or_an_error_in_the_stream(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     Slow(plain, monkeypatch, seconds=0.05)
     with live(plain, Settings(seconds=0.2)) as server:
@@ -113,14 +100,25 @@ def test_a_time_limit_is_a_503_or_an_error_in_the_stream(plain: LM, monkeypatch:
     assert events[-1][1]["error"]["message"] == "not finished within 0.2 s"
 
 
-def test_draining_tells_health_and_refuses_with_a_503(plain: LM) -> None:
+def test_while_draining_new_connections_get_a_503_and_what_runs_is_finished(
+    plain: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(plain, monkeypatch)
     with live(plain) as server:
-        server.engine.drain(10)
-        health = server.client().get("/health")
+        running = open_request(server, max_tokens=64, decoder="one-by-one")
+        wait_until(lambda: len(slow.rows) >= 3)
+        server.engine.drain(20)
+        with server.client() as client:
+            health, card = client.get("/health"), client.get("/v1/models")
         refused = server.chat()
+        answer = b"".join(iter(lambda: running.recv(65536), b""))
     assert (health.status_code, health.json()) == (503, {"status": "draining"})
-    assert refused.status_code == 503
-    assert refused.json()["error"]["message"] == "the server is shutting down"
+    for response in (card, refused):
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "shutdown"
+    assert all(int(response.headers["retry-after"]) > 0 for response in (health, card, refused))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"finish_reason"' in answer
 
 
 # Signals, in a process of its own
@@ -129,7 +127,7 @@ def test_draining_tells_health_and_refuses_with_a_503(plain: LM) -> None:
 class Process:
     """`tad serve` as a user starts it."""
 
-    def __init__(self, checkpoint: Path, *options: str) -> None:
+    def __init__(self, checkpoint: Path, *options: str, before: Callable[[], None] | None = None) -> None:
         command = [
             sys.executable,
             "-m",
@@ -145,7 +143,12 @@ class Process:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("TAD_API_KEY", None)
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            preexec_fn=before,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

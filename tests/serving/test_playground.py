@@ -20,6 +20,7 @@ from live_server import Live, live
 import tad
 from tad.models import LM
 from tad.serving import Settings
+from tad.serving.card import model_card
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
@@ -114,7 +115,7 @@ def revealed(page: Page, lane: int = 0) -> int:
 
 def test_example_is_one_click_away_and_answers_as_generate_does(page: Page, nano: LM, site: Live) -> None:
     set_length(page)
-    examples = site.app.state.offer.card()["tad"]["examples"]
+    examples = model_card(site.app.state.validator)["tad"]["examples"]
     page.get_by_role("button", name=examples[0]["title"]).click()
     done(page)
     alone = tad.generate(nano, examples[0]["prompt"], gen_length=LENGTH)

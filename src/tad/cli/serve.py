@@ -43,7 +43,11 @@ def serve(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most a request may ask for; default: half the context.")
     ] = None,
+    connections: Annotated[int, typer.Option(min=1, help="Open connections at once.")] = 512,
     body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request.")] = 2**20,
+    request_log: Annotated[
+        bool, typer.Option("--request-log/--no-request-log", help="A line per request, without its text.")
+    ] = True,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for running requests at the end.")] = 30.0,
     device: Device = None,
     dtype: Dtype = None,
@@ -57,8 +61,8 @@ def serve(
         raise TadError(f"--replicas {replicas}: needs --backend ray")
     _check_extra()
     from tad.decoding import get_decoder
-    from tad.serving.run import check_bind, read_key
-    from tad.serving.run import serve as run
+    from tad.serving.server import check_bind, read_key
+    from tad.serving.server import serve as run
     from tad.serving.settings import Settings
 
     key = read_key(api_key, api_key_file)
@@ -71,7 +75,9 @@ def serve(
         queue_seconds=queue_seconds,
         seconds=seconds,
         max_tokens=max_tokens,
+        connections=connections,
         body_bytes=body_bytes,
+        request_log=request_log,
         grace=grace,
         key=key,
         hosts=tuple(allow_host or ()),
@@ -90,7 +96,7 @@ def serve(
 
         with busy(f"loading {model}"):
             app = create_app(load_model(model, adapter, device, dtype), settings)
-        run(app, host, port, grace, _announce)
+        run(app, host, port, _announce)
     typer.echo("stopped")
 
 

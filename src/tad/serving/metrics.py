@@ -1,7 +1,8 @@
-"""What /metrics shows: requests by route and status, times, and the engine's own totals. Prometheus' text format."""
+"""What /metrics shows (requests by route and status, times, the engine's own totals, in Prometheus' format), and the request log."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tad.serving.engine import Engine
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+FACTS = "tad.facts"  # where a request's scope keeps what its line in the log says besides
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _TOTALS = {
     "forwards": "forwards of the model",
@@ -73,11 +75,15 @@ class _EngineCollector(Collector):
         )
 
 
-class Watch:
-    """ASGI middleware that counts responses; a route that does not exist counts as `other`."""
+class MetricsMiddleware:
+    """Counts responses by route, and writes the request log. A route that does not exist counts as `other`.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
-        self.app, self.metrics, self.routes = app, metrics, routes
+    The log has a line per response: when, who, what, status, seconds and, of answers, tokens and forwards. No text of
+    a request or an answer is in it, nor its path where that is no route of ours.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str], logged: bool) -> None:
+        self.app, self.metrics, self.routes, self.logged = app, metrics, routes, logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,6 +92,7 @@ class Watch:
         route = scope["path"] if scope["path"] in self.routes else "other"
         began = time.perf_counter()
         status = "none"
+        scope[FACTS] = {}
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -96,5 +103,16 @@ class Watch:
         try:
             await self.app(scope, receive, sending)
         finally:
+            seconds = time.perf_counter() - began
             self.metrics.requests.labels(route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+            self.metrics.seconds.labels(route).observe(seconds)
+            if self.logged:
+                client = (scope.get("client") or ("-",))[0]
+                facts = "".join(f" {name}={value}" for name, value in scope[FACTS].items())
+                when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+                method = scope["method"] if scope["method"].isalpha() else "?"
+                print(
+                    f"{when} {client} {method[:10]} {route} {status} {seconds:.3f}s{facts}",
+                    file=sys.stderr,
+                    flush=True,
+                )

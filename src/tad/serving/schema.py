@@ -28,7 +28,7 @@ class TextPart(_Request):
 
 
 class ChatMessage(_Request):
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(min_length=1)]
 
     @property
@@ -40,6 +40,11 @@ class StreamOptions(_Request):
     include_usage: bool = False
 
 
+class ResponseFormat(_Request):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Any = None
+
+
 class GenerationRequest(_Request):
     """What both kinds of request have."""
 
@@ -49,15 +54,18 @@ class GenerationRequest(_Request):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     decoder: Text | None = None
     threshold: Annotated[float, Field(ge=0)] | None = None
     adapter: bool | None = None
     reveals: bool | None = None
+    # Of OpenAI's: these change nothing at the values that are accepted.
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    user: Text | None = None
 
     @property
     def limit(self) -> int | None:
@@ -67,18 +75,58 @@ class GenerationRequest(_Request):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return False
+
 
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    prefix: Text | None = None  # the answer already begins with it
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
 
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+
+_PromptText = Annotated[Text, Field(min_length=1)]
+_PromptIds = Annotated[list[int], Field(min_length=1)]
+
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[Text, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
+    prompt: (
+        _PromptText
+        | _PromptIds
+        | Annotated[list[_PromptText], Field(min_length=1)]
+        | Annotated[list[_PromptIds], Field(min_length=1)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
 
 
 class Usage(BaseModel):
@@ -109,14 +157,14 @@ class AnswerMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int = 0
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: Literal["stop", "length"]
 
 
 class CompletionChoice(BaseModel):
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: Literal["stop", "length"]
 
 

@@ -17,11 +17,14 @@ class Settings:
     queue_seconds: float = 60.0  # longest wait
     seconds: float = 300.0  # longest decoding
     max_tokens: int | None = None  # None is half the context, at most 2048
+    connections: int = 512  # at once; fewer where the process may open fewer files
+    head_seconds: float = 10.0  # for the head of a request to arrive, and between two requests
     body_bytes: int = 2**20
-    body_seconds: float = 30.0  # to receive a body, and to hand over one piece of an answer
+    body_seconds: float = 30.0  # for a body to arrive
+    stall_seconds: float = 10.0  # longest time a client may read nothing of its answer
+    unread_bytes: int = 2**13  # of an answer that are kept for such a client, here and again in the kernel
     grace: float = 30.0  # for requests in flight when the server is told to stop
     key: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()  # names in the Host header that are accepted besides this machine's own
-    public: bool = (
-        False  # bound to an address others can reach: any address may then stand in the Host header
-    )
+    public: bool = False  # others can reach the address: any address may then stand in the Host header
+    request_log: bool = False  # a line per request on standard error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
-import signal
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -14,7 +16,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from tad.errors import TadError
+from tad.serving.connection import BACKLOG, Connection
 from tad.serving.engine import Engine
+from tad.serving.settings import Settings
 
 KEY_VARIABLE = "TAD_API_KEY"
 
@@ -65,51 +69,44 @@ def check_bind(host: str, key: str | None) -> bool:
     return public
 
 
-def serve(
-    app: FastAPI,
-    host: str,
-    port: int,
-    grace: float,
-    announce: Callable[[str], None] = lambda address: None,
-) -> None:
-    """Serve until SIGTERM or SIGINT; requests in flight then have `grace` seconds. Returns when all is done."""
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        lifespan="on",
-        # The engine ends what is left after the grace; the rest is for handing those errors over.
-        timeout_graceful_shutdown=int(grace) + 5,
-    )
-    server = _Server(config, app.state.engine, grace, announce)
-    # uvicorn raises the signal again when it is done; a server that was asked to end has not failed.
-    before = {which: signal.signal(which, _take_note) for which in (signal.SIGTERM, signal.SIGINT)}
+def serve(app: FastAPI, host: str, port: int, announce: Callable[[str], None] = lambda address: None) -> None:
+    """Serve until SIGTERM or SIGINT; requests in flight then have `Settings.grace` seconds. Returns when all is done."""
     try:
-        server.run()
+        Server(app, host, port, announce).run()
     except SystemExit:
         raise TadError(
             f"--host {host} --port {port}: the server could not start; is the port in use?"
         ) from None
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
 
 
-def _take_note(signum: int, frame: FrameType | None) -> None:
-    """The signal has been acted on already."""
+class Server(uvicorn.Server):
+    """uvicorn with our connections. Told to end, it answers new requests with 503 until those in flight are done."""
 
-
-class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, engine: Engine, grace: float, announce: Callable[[str], None]
+        self, app: FastAPI, host: str, port: int, announce: Callable[[str], None] = lambda address: None
     ) -> None:
-        super().__init__(config)
-        self.engine, self.grace, self.announce = engine, grace, announce
+        self.settings: Settings = app.state.settings
+        self.engine: Engine = app.state.engine
+        self.announce = announce
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                http=Connection,
+                ws="none",
+                lifespan="on",
+                backlog=BACKLOG,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                # The engine is done by then: this is for clients to take their last bytes.
+                timeout_graceful_shutdown=int(self.settings.stall_seconds) + 1,
+            )
+        )
+        for name in ("uvicorn.error", "tad.serving", "asyncio"):
+            logging.getLogger(name).addFilter(_Seldom())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -119,5 +116,27 @@ class _Server(uvicorn.Server):
                 self.announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.engine.drain(self.grace)
-        super().handle_exit(sig, frame)
+        if self.engine.draining:  # asked twice: do not wait
+            self.should_exit = True
+        self.engine.drain(self.settings.grace)
+
+    async def on_tick(self, counter: int) -> bool:
+        busy = self.engine.alive and self.engine.running + self.engine.waiting > 0
+        if self.engine.draining and not busy:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+class _Seldom(logging.Filter):
+    """A message at most 10 times a minute: what clients can cause must not fill the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._minute, self._seen = 0, Counter[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._seen = minute, Counter()
+        self._seen[str(record.msg)] += 1
+        return self._seen[str(record.msg)] <= 10

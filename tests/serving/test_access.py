@@ -18,7 +18,8 @@ from tad.errors import TadError
 from tad.models import LM
 from tad.serving import Settings
 from tad.serving.app import PAGE, create_app
-from tad.serving.run import check_bind, is_loopback, read_key
+from tad.serving.server import check_bind, is_loopback, read_key
+from tad.serving.validation import RequestValidator
 
 KEY = "s3cret-key:with-colon"
 LIMIT = 20_000
@@ -245,12 +246,10 @@ def test_every_response_carries_the_security_headers(server: Live) -> None:
 
 
 def test_a_failure_inside_shows_nothing_of_it(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tad.serving.offer import Offer
-
-    def broken(self: Offer, request: object) -> None:
+    def broken(self: RequestValidator, request: object) -> None:
         raise RuntimeError("a secret path /home/me")
 
-    monkeypatch.setattr(Offer, "job", broken)
+    monkeypatch.setattr(RequestValidator, "jobs", broken)
     with live(plain) as server:
         response = server.chat()
         assert response.status_code == 500

@@ -1,0 +1,89 @@
+"""The model as /v1/models lists it: what a client needs to know to ask it, and what the playground is drawn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tad.decoding import Decoder
+from tad.decoding.decoders import describe, parameters
+from tad.models import LM
+from tad.serving.validation import RequestValidator
+
+# Rule -> largest threshold worth trying, and what the threshold is.
+_THRESHOLDS = {
+    "confidence": (1.0, "confidence from which a token is revealed"),
+    "entropy": (2.0, "entropy (nats) up to which a token is revealed"),
+}
+_EXAMPLE_TASKS = ("nano-word", "nano-math", "nano-code")
+
+
+def model_card(validator: RequestValidator) -> dict[str, Any]:
+    lm, settings = validator.lm, validator.settings
+    return {
+        "id": validator.name,
+        "object": "model",
+        "created": validator.created,
+        "owned_by": "tad",
+        "tad": {
+            "family": lm.family.name,
+            "context": lm.context,
+            "device": str(lm.device),
+            "dtype": str(lm.dtype).removeprefix("torch."),
+            "adapter": lm.adapter,
+            "decoder": settings.decoder,
+            "decoders": [_describe(decoder) for decoder in validator.decoders.values()],
+            "mask": _special(lm, lm.tokens.mask),
+            "ends": [_special(lm, token) for token in lm.tokens.ends],
+            "limits": {
+                "max_tokens": validator.max_tokens,
+                "default_max_tokens": validator.default_tokens,
+                "prompt_tokens": lm.context - (validator.decoders[settings.decoder].schedule.block or 1),
+                "body_bytes": settings.body_bytes,
+                "batch": settings.batch,
+                "queue": settings.queue,
+                "queue_seconds": settings.queue_seconds,
+                "seconds": settings.seconds,
+            },
+            "examples": _examples(lm),
+        },
+    }
+
+
+def _special(lm: LM, token: int) -> dict[str, Any]:
+    return {"id": token, "text": lm.decode([token], skip_special=False)}
+
+
+def _examples(lm: LM) -> list[dict[str, str]]:
+    """Two problems of each family of the nano world, where the model is one of its own."""
+    if not Path(lm.source).name.startswith("nano-"):
+        return []
+    from tad.tasks import get_task
+
+    return [
+        {"title": f"{name} {number}", "prompt": example.question}
+        for name in _EXAMPLE_TASKS
+        for number, example in enumerate(get_task(name, size=2).examples("test"), start=1)
+    ]
+
+
+def _describe(decoder: Decoder) -> dict[str, Any]:
+    settable, parts = parameters(decoder), describe(decoder)
+    threshold = None
+    if "threshold" in settable:
+        largest, meaning = _THRESHOLDS[parts["rule"]]
+        threshold = {
+            "default": settable["threshold"],
+            "min": 0.0,
+            "max": max(largest, settable["threshold"]),
+            "step": 0.01,
+            "meaning": meaning,
+        }
+    return {
+        "name": decoder.name,
+        **parts,
+        "block": decoder.schedule.block,
+        "temperature": decoder.sampling.temperature,
+        "top_p": decoder.sampling.top_p,
+        "threshold": threshold,
+    }

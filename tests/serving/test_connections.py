@@ -1,0 +1,195 @@
+"""Clients that take up room and give nothing: heads that never end, answers nobody reads, more connections than there may be."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from live_server import Live, live, wait_until
+from test_leaving import Process, Slow, open_request
+
+from tad.models import LM
+from tad.serving import Settings
+
+HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def is_closed_within(connection: socket.socket, seconds: float) -> bool:
+    """Whether the server ends the connection; what it sends before is read."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65536):
+            continue
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def dribble(connection: socket.socket, byte: bytes = b"x") -> None:
+    """A byte every now and then, for as long as the other side takes it."""
+
+    def send() -> None:
+        try:
+            while True:
+                connection.sendall(byte)
+                time.sleep(0.05)
+        except OSError:
+            return
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def say_nothing(connection: socket.socket) -> None:
+    pass
+
+
+def send_half(connection: socket.socket) -> None:
+    connection.sendall(HEAD)
+
+
+def send_a_byte_at_a_time(connection: socket.socket) -> None:
+    connection.sendall(HEAD + b"X-Slow: ")
+    dribble(connection)
+
+
+def begin_a_second_request(connection: socket.socket) -> None:
+    connection.sendall(HEAD + b"\r\n" + HEAD + b"X-Slow: ")
+    dribble(connection)
+
+
+def dribble_a_body_after_its_refusal(connection: socket.socket) -> None:
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: evil\r\nContent-Length: 100000\r\n\r\n")
+    dribble(connection)
+
+
+def send_many_and_read_none(connection: socket.socket) -> None:
+    connection.sendall((HEAD + b"\r\n") * 100)
+    time.sleep(1.0)
+
+
+@pytest.fixture(scope="module")
+def strict(plain: LM) -> Iterator[Live]:
+    limits = Settings(head_seconds=0.4, stall_seconds=0.4, connections=8, unread_bytes=2048)
+    with live(plain, limits) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        say_nothing,
+        send_half,
+        send_a_byte_at_a_time,
+        begin_a_second_request,
+        dribble_a_body_after_its_refusal,
+        send_many_and_read_none,
+    ],
+)
+def test_a_connection_that_asks_nothing_or_reads_nothing_is_closed(
+    strict: Live, behave: Callable[[socket.socket], None]
+) -> None:
+    with connect(strict.port) as connection:
+        behave(connection)
+        assert is_closed_within(connection, 2.0)
+
+
+def test_silent_connections_over_the_limit_make_room_for_one_that_asks(plain: LM) -> None:
+    with live(plain, Settings(connections=8, head_seconds=60)) as server:
+        silent = [connect(server.port) for _ in range(40)]
+        began = time.monotonic()
+        assert server.client().get("/v1/models").status_code == 200
+        assert time.monotonic() - began < 2
+        assert sum(is_closed_within(one, 0.01) for one in silent) >= 40 - 8
+
+
+def test_where_all_connections_are_at_work_another_gets_a_503(
+    plain: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Slow(plain, monkeypatch)
+    with live(plain, Settings(connections=8)) as server:
+        working = [open_request(server, max_tokens=128, decoder="one-by-one") for _ in range(8)]
+        wait_until(lambda: server.engine.running == 8)
+        with connect(server.port) as one_more:
+            answer = one_more.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after" in answer
+        working.pop().close()
+        wait_until(lambda: server.engine.running == 7)
+        assert server.client().get("/health").status_code == 200
+        for one in working:
+            one.close()
+
+
+def test_streams_nobody_reads_are_dropped_and_another_client_is_served(
+    plain: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Slow(plain, monkeypatch, seconds=0.05)  # 6 s for an answer of 128 forwards
+    with live(plain, Settings(batch=16, stall_seconds=0.3, unread_bytes=2048)) as server:
+        options = {"max_tokens": 128, "decoder": "one-by-one", "stream": True, "reveals": True}
+        stalled = [open_request(server, receive_buffer=1024, **options) for _ in range(16)]
+        wait_until(lambda: server.engine.running == 16)
+        began = time.monotonic()
+        assert server.chat(max_tokens=32, decoder="tad").status_code == 200
+        assert time.monotonic() - began < 5
+        wait_until(lambda: server.engine.counts.cancelled == 16)
+        assert server.engine.counts.finished == 1
+        for one in stalled:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n",
+        b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+def test_health_takes_no_body_and_does_not_wait_for_one(server: Live, head: bytes) -> None:
+    with connect(server.port) as connection:
+        connection.sendall(head + b"\r\n")
+        connection.settimeout(2)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+        assert is_closed_within(connection, 2.0)
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param((), marks=pytest.mark.slow), ("--api-key", "secret")], ids=["open", "with a key"]
+)
+def test_400_silent_connections_do_not_exhaust_256_descriptors(
+    checkpoint: Path, key: tuple[str, ...]
+) -> None:
+    def lower_limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    server = Process(checkpoint, *key, "--no-request-log", before=lower_limit)
+    port = int(server.url.rpartition(":")[2])
+    silent = [connect(port) for _ in range(400)]
+    for number, one in enumerate(silent):
+        try:
+            one.sendall((b"", HEAD, b"\x00garbage\r\n\r\n")[number % 3])
+        except OSError:
+            continue  # it had to make room
+    headers = {"authorization": "Bearer secret"}
+    began = time.monotonic()
+    for _ in range(5):
+        assert httpx.get(f"{server.url}/v1/models", headers=headers, trust_env=False).status_code == 200
+    assert time.monotonic() - began < 5
+    code, _, err = server.stop()
+    for one in silent:
+        one.close()
+    assert code == 0, err
+    assert len(err) < 2000
+    assert "Traceback" not in err
