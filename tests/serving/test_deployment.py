@@ -12,7 +12,14 @@ from tad.cli import app
 ROOT = Path(__file__).parents[2]
 FILES = {path.name: path.read_text() for path in (ROOT / "deploy").iterdir()}
 GUIDE = (ROOT / "docs" / "deployment.md").read_text()
-FOREIGN = {"--rm", "--restart", "--stop-timeout", "--gpus", "--now", "--webroot"}  # of docker, systemctl, certbot
+FOREIGN = {
+    "--rm",
+    "--restart",
+    "--stop-timeout",
+    "--gpus",
+    "--now",
+    "--webroot",
+}  # of docker, systemctl, certbot
 
 
 def options() -> set[str]:
