@@ -167,7 +167,7 @@ def test_plain_answers_are_separated_by_a_blank_line(model: str, lm: tad.LM) -> 
         ((), '{"messages": []}\n', r'standard input:1: "messages" is empty'),
         ((), '{"messages": [{"role": "robot", "content": "a"}]}\n', r"standard input:1: message 0: role"),
         ((), "short\n" + "x" * CONTEXT, r"standard input:2: \d+ tokens and --gen-length 16 are more than"),
-        ((), "a\nwhat is <|mdm_mask|>?\n", r"standard input:2: .*contains the mask token"),
+        (("--raw", "--allow-special"), "a\nwhat is <|mdm_mask|>?\n", r"standard input:2: .*contains the mask token"),
         (("a", "--decoder", "tadd"), None, "unknown decoder 'tadd'; did you mean 'tad'"),
         (("a", "--set", "treshold=1"), None, "did you mean 'threshold'"),
         (("a", "--set", "threshold"), None, "should be KEY=VALUE"),

@@ -75,17 +75,20 @@ def generate(
     on_step: StepCallback | None = None,
     prefix: str = "",
     raw: bool = False,
+    allow_special: bool = False,
     **overrides: Any,
 ) -> Generation | list[Generation]:
     """Answer prompts: one `Generation` for a string or a chat, a list of them for a list of either.
 
     A string is the user's turn of a chat; with `raw` it is plain text that the model continues, without a chat around
-    it. `prefix` is text every answer already begins with; it is not part of `Generation.text`. The other arguments are
+    it, in which `allow_special` lets control tokens be written. `prefix` is text every answer already begins with; it is not part of `Generation.text`. The other arguments are
     those of `tad.decoding.decode`; `overrides` are parameters of the decoder (`tad decoders NAME` lists them).
     """
     single = not isinstance(prompts, list) or is_chat(prompts)
     asked: list[Any] = [prompts] if single else list(prompts)
-    ids = [encode_prompt(lm, prompt, prefix, raw, number) for number, prompt in enumerate(asked)]
+    ids = [
+        encode_prompt(lm, prompt, prefix, raw, number, allow_special) for number, prompt in enumerate(asked)
+    ]
     rows = decode(lm, ids, decoder, gen_length, seed, batch_size, on_step, **overrides)
     answers = [Generation(prompt, read_answer(lm, row), row) for prompt, row in zip(asked, rows, strict=True)]
     return answers[0] if single else answers
@@ -96,14 +99,23 @@ def is_chat(prompts: Any) -> bool:
     return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], dict)
 
 
-def encode_prompt(lm: LM, prompt: Prompt, prefix: str = "", raw: bool = False, number: int = 0) -> list[int]:
+def encode_prompt(
+    lm: LM,
+    prompt: Prompt,
+    prefix: str = "",
+    raw: bool = False,
+    number: int = 0,
+    allow_special: bool = False,
+) -> list[int]:
     """Token ids of a prompt up to the first generated position. `number` names it in errors."""
     if not isinstance(prompt, str) and not is_chat(prompt):
         raise TadError(f"prompt {number} is neither text nor a chat (a list of messages): {prompt!r:.60}")
+    if allow_special and not raw:
+        raise TadError("allow_special goes with raw: the contents of a chat are always text")
     if raw and not isinstance(prompt, str):
         raise TadError(f"prompt {number} is a chat; raw generation continues plain text, give it as a string")
     if raw:
-        return lm.encode_text(str(prompt) + prefix)
+        return lm.encode_text(str(prompt) + prefix, allow_special=allow_special)
     try:
         return lm.encode(prompt, prefix)
     except TadError as error:

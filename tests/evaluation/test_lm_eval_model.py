@@ -255,3 +255,14 @@ def test_unusable_settings_are_refused(tmp_path: Path) -> None:
         (tmp_path / "tiny" / name).unlink()
     with pytest.raises(TadError, match="has no tokenizer, and the harness speaks in texts"):
         TadLM(tmp_path / "tiny", device="cpu")
+
+
+def test_control_tokens_count_only_where_the_template_put_them(lm: LM) -> None:
+    model, control = TadLM(lm), lm.family.end_of_turn_text
+    assert lm.tokens.eot not in model.tok_encode(control)
+    chat = [{"role": "user", "content": f"a{control}b"}]
+    rendered = model.apply_chat_template(chat)
+    assert model.tok_encode(rendered) == lm.encode(chat)
+    context, target = model._encode_pair(rendered, f"c{control}")
+    assert [*context, *target] == lm.encode(chat, prefix=f"c{control}")
+    assert lm.tokens.eot not in target

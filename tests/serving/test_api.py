@@ -80,6 +80,17 @@ def test_completion_equals_raw_generate_streamed_or_not(served: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == wanted.text
 
 
+def test_control_tokens_in_a_prompt_are_text_unless_asked_for(plain: LM, server: Live) -> None:
+    client = client_of(server)
+    call = {"model": server.model, "prompt": plain.family.end_of_turn_text, "max_tokens": 32}
+    counts = [
+        client.completions.create(**call, extra_body={"allow_special": allow}).usage.prompt_tokens
+        for allow in (True, False)
+    ]
+    assert counts[0] == 1
+    assert counts[1] == len(plain.encode_text(call["prompt"])) > 1
+
+
 def test_a_prompt_of_token_ids_is_taken_as_it_is(plain: LM, server: Live) -> None:
     call = {"model": server.model, "max_tokens": 32}
     ids = plain.encode_text("Once upon a time")
@@ -303,7 +314,6 @@ def test_examples_come_with_nano_models_only(
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "<|mdm_mask|>"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
         ({"stop": ["\ud800"]}, "stop.0"),
         ({"model": 3}, "model"),

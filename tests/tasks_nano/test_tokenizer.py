@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tad.models import DREAM, LLADA, Family
+from tad.models.tokenizer import encode_text
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.task import INSTRUCTION
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids, vocabulary
@@ -41,10 +42,12 @@ def test_all_nano_text_survives_and_is_made_of_known_pieces(family: Family) -> N
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.text(max_size=60))
-def test_any_text_survives_encode_and_decode(text: str) -> None:
-    tokenizer = TOKENIZERS["llada"]
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+@given(st.sampled_from([LLADA, DREAM]), st.text(max_size=60))
+@example(LLADA, "<|endoftext|>")
+@example(DREAM, "a<|mask|>b")
+def test_any_text_survives_encode_and_decode(family: Family, text: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZERS[family.name])
+    assert tokenizer.decode(encode_text(tokenizer, text), skip_special_tokens=True) == text
 
 
 def test_digits_are_single_tokens() -> None:

@@ -69,6 +69,9 @@ def generate(
     ids: Annotated[str | None, typer.Option(help="A prompt of token ids, '1,2,3'; answers with ids.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Continue plain text, without the chat format.")] = False,
+    allow_special: Annotated[
+        bool, typer.Option("--allow-special", help="With --raw: control tokens written in the text count.")
+    ] = False,
     as_json: AsJson = False,
     live: Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")] = True,
 ) -> None:
@@ -84,7 +87,7 @@ def generate(
     chosen = get_decoder(decoder, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
-    encoded = [_encode(lm, question, gen_length, raw) for question in questions]
+    encoded = [_encode(lm, question, gen_length, raw, allow_special) for question in questions]
     job = _Job(lm, chosen, gen_length, seed, as_ids=ids is not None)
     terminal = sys.stdout.isatty()
     if terminal and live and not as_json and len(questions) == 1:
@@ -181,13 +184,13 @@ def _parse_line(line: str, where: str) -> Prompt:
     return value
 
 
-def _encode(lm: LM, question: _Question, gen_length: int, raw: bool) -> list[int]:
+def _encode(lm: LM, question: _Question, gen_length: int, raw: bool, allow_special: bool) -> list[int]:
     from tad.generation import encode_prompt
 
     found = question.ids
     if found is None:
         try:
-            found = encode_prompt(lm, question.prompt, raw=raw)
+            found = encode_prompt(lm, question.prompt, raw=raw, allow_special=allow_special)
         except TadError as error:
             raise TadError(f"{question.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
     if len(found) + gen_length > lm.context:

@@ -61,16 +61,21 @@ class LM:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return encode_chat(self._tokenizer(), self.family, messages, prefix)
 
-    def encode_text(self, text: str, bos: bool = False) -> list[int]:
-        """Token ids of plain text, without a chat around it; `bos` puts the begin token first."""
-        ids = encode_text(self._tokenizer(), text)
+    def encode_text(self, text: str, bos: bool = False, allow_special: bool = False) -> list[int]:
+        """Token ids of plain text, without a chat around it; `bos` puts the begin token first.
+
+        Control tokens written in the text are text, unless `allow_special` says that they are meant.
+        """
+        ids = encode_text(self._tokenizer(), text, allow_special)
         if bos and self.tokens.bos is None:
             raise TadError(f"{self.source}: its tokenizer has no begin token (bos_token)")
         return [self.tokens.bos, *ids] if bos and self.tokens.bos is not None else ids
 
     def decode(self, ids: Iterable[int] | torch.Tensor, skip_special: bool = True) -> str:
-        """Text of token ids."""
+        """Text of token ids. The special tokens of this checkpoint are left out, also those its tokenizer calls plain."""
         plain = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+        if skip_special:
+            plain = [token for token in plain if token not in self.tokens.all]
         text = self._tokenizer().decode(
             plain, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
         )

@@ -2,15 +2,23 @@
 
 Both families' tokenizers are byte-level BPE. A directory with tokenizer.json is read as it is (LLaDA); one with
 vocab.json and merges.txt is Qwen2's BPE with added tokens (Dream, whose custom class is that and nothing more).
+
+Text is never a control token: what a user, a question or a reference writes becomes the ids of its letters, even where it
+reads `<|eot_id|>`. Only the chat template's own markers become control tokens, and text that is encoded with `allow_special`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+import weakref
+from functools import cached_property
+from typing import Any, cast
 
 from tad.errors import TadError
 from tad.models.checkpoint import Checkpoint
-from tad.models.family import Family
+from tad.models.family import FAMILIES, Family
+from tad.models.template import render, render_here
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
 
@@ -60,46 +68,156 @@ def adds_bos(tokenizer: Any) -> bool:
 
 
 def render_chat(tokenizer: Any, family: Family, messages: list[Message], prefix: str = "") -> str:
-    """The conversation as text, up to and including the assistant's header (exactly once) and `prefix`."""
-    _check(messages)
-    from jinja2.exceptions import TemplateError
+    """The conversation as text, up to and including the assistant's header (exactly once) and `prefix`.
 
+    Control tokens written in the contents or in `prefix` are escaped (`escape_control`); `encode_rendered` gives the ids.
+    """
+    _check(messages)
     own = tokenizer.chat_template
     template = (own.get("default") if isinstance(own, dict) else own) or family.chat_template
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True
-        )
-    except (TemplateError, ValueError, TypeError) as error:
-        raise TadError(
-            f"the chat template refuses this conversation: {' '.join(str(error).split())}"
-        ) from None
+    values = {
+        **tokenizer.special_tokens_map,
+        "messages": [{**m, "content": escape_control(tokenizer, m["content"])} for m in messages],
+        "add_generation_prompt": True,
+    }
+    ours = template in (other.chat_template for other in FAMILIES.values())
+    text = (render_here if ours else render)(template, values)
     # Published templates differ in whether they heed add_generation_prompt; the header must stand there once.
     header = family.assistant_header
     while text.endswith(header + header):
         text = text.removesuffix(header)
     if not text.endswith(header) and header.split("assistant")[0] in text:
         text += header
-    return str(text) + prefix
+    return text + escape_control(tokenizer, prefix)
 
 
 def encode_chat(tokenizer: Any, family: Family, messages: list[Message], prefix: str = "") -> list[int]:
     """Ids of `render_chat`. BOS stands first, once, if the template or the tokenizer puts it there."""
-    ids = encode_text(tokenizer, render_chat(tokenizer, family, messages, prefix))
+    ids = encode_rendered(tokenizer, render_chat(tokenizer, family, messages, prefix))
     if adds_bos(tokenizer) and ids[:1] != [tokenizer.bos_token_id]:
         ids.insert(0, tokenizer.bos_token_id)
     return ids
 
 
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text and nothing around it; special tokens written in the text are recognised."""
+def encode_text(tokenizer: Any, text: str, allow_special: bool = False) -> list[int]:
+    """Ids of a text and nothing around it. Control tokens written in it are text, or with `allow_special` control tokens."""
+    _check_unicode(text)
+    ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+    control = _control_of(tokenizer)
+    return ids if allow_special or control.ids.isdisjoint(ids) else control.encode_plain(text)
+
+
+# A noncharacter that breaks control tokens apart in rendered text. A mark that belongs to the text is written twice.
+_MARK = "\U0010ffff"
+
+
+def escape_control(tokenizer: Any, content: str) -> str:
+    """The content with a mark inside everything in it that the tokenizer takes for a control token.
+
+    Text without any comes back as it is: templates trim and inspect contents, and must see them. A control token's
+    beginning at the end is marked too, since the template may continue it.
+    """
+    _check_unicode(content)
+    control = _control_of(tokenizer)
+    text = content.replace(_MARK, _MARK + _MARK)
+    for _ in range(control.longest + 2):  # a mark may uncover a control token that overlaps
+        spans = control.find(text)
+        if not spans:
+            break
+        for start, end in reversed(spans):
+            cut = (
+                end - len(text[start:end].lstrip()) + 1
+            )  # behind the first character: trimming stays possible
+            text = text[:cut] + _MARK + text[cut:]
+    else:
+        raise TadError("the tokenizer's normalizer brings control tokens back into text; it cannot be used")
+    stripped = text.rstrip()
+    for length in range(1, min(control.longest, len(stripped)) + 1):
+        cut = len(stripped) - length
+        if stripped[cut:] in control.beginnings:
+            text = text[: cut + 1] + _MARK + text[cut + 1 :]
+    return text
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Ids of rendered text: control tokens are recognised, except where `escape_control` marked them."""
+    if _MARK not in text:
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+    control = _control_of(tokenizer)
+    found, start = [], 0
+    for low, high in [*control.find(text), (len(text), len(text))]:
+        between = _MARKED.sub(r"\1", text[start:low])
+        found += encode_text(tokenizer, between)
+        found += tokenizer(text[low:high], add_special_tokens=False).input_ids
+        start = high
+    return found
+
+
+_MARKED = re.compile(f"{_MARK}({_MARK}?)")
+
+
+class _Control:
+    """The control tokens of a tokenizer: all it adds to its model's vocabulary, special or not, but for white space."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
+        self.ids = frozenset(added)
+        self.beginnings = frozenset(text[:n] for text in added.values() for n in range(1, len(text)))
+        self.longest = max((len(text) for text in added.values()), default=1) - 1
+        # Weak, since the tokenizer is the key under which this is kept.
+        self._tokenizer = weakref.ref(tokenizer)
+
+    def find(self, text: str) -> list[tuple[int, int]]:
+        """Where the tokenizer sees control tokens, from left to right."""
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        pairs = zip(found.input_ids, found.offset_mapping, strict=True)
+        return [tuple(span) for number, span in pairs if number in self.ids]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids without any control token."""
+        plain, kept = self._plain
+        ids = [kept.get(number, number) for number in plain.encode(text, add_special_tokens=False).ids]
+        if not self.ids.isdisjoint(ids):
+            raise TadError(
+                "the tokenizer has no way to write a control token as text: its model knows it too"
+            )
+        return ids
+
+    @cached_property
+    def _plain(self) -> tuple[Any, dict[int, int]]:
+        """The tokenizer without its control tokens, and the true ids of the added tokens it keeps.
+
+        Made where a text first needs it, which is seldom.
+        """
+        from tokenizers import Tokenizer
+
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None
+        values = json.loads(tokenizer.backend_tokenizer.to_str())
+        kept = [one for one in values["added_tokens"] if one["id"] not in self.ids]
+        values.update(added_tokens=kept, truncation=None, padding=None, post_processor=None)
+        plain = Tokenizer.from_str(json.dumps(values))
+        return plain, {cast(int, plain.token_to_id(one["content"])): one["id"] for one in kept}
+
+
+_CONTROL: weakref.WeakKeyDictionary[Any, _Control] = weakref.WeakKeyDictionary()
+
+
+def _control_of(tokenizer: Any) -> _Control:
+    if tokenizer not in _CONTROL:
+        _CONTROL[tokenizer] = _Control(tokenizer)
+    return _CONTROL[tokenizer]
+
+
+def _check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TadError(
             f"the text holds {text[error.start]!r}, which is no character; was its source not UTF-8?"
         ) from None
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def _check(messages: list[Message]) -> None:

@@ -20,6 +20,11 @@ class SpecialTokens:
     eot: int | None = None
 
     @property
+    def all(self) -> tuple[int | None, ...]:
+        """Every special token; None where there is none."""
+        return (self.mask, self.eos, self.pad, self.bos, self.eot)
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end an answer."""
         return (self.eos,) if self.eot is None or self.eot == self.eos else (self.eos, self.eot)

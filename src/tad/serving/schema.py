@@ -117,6 +117,8 @@ class CompletionRequest(GenerationRequest):
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: None = None
+    allow_special: bool = False
+    """Control tokens written in a text prompt are control tokens; otherwise they are text."""
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

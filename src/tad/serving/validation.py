@@ -120,7 +120,9 @@ class RequestValidator:
                     ]
                     return [encode_prompt(self.lm, messages, request.prefix or "")], source
                 return [
-                    encode_prompt(self.lm, prompt, raw=True) if isinstance(prompt, str) else prompt
+                    encode_prompt(self.lm, prompt, raw=True, allow_special=request.allow_special)
+                    if isinstance(prompt, str)
+                    else prompt
                     for prompt in request.prompts
                 ], source
         except TadError as error:

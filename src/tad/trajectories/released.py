@@ -70,7 +70,7 @@ def _import_row(lm: LM, record: dict[str, Any], where: str, name: str, task: str
     prompt = record.get("prompt")
     if not isinstance(prompt, str):
         raise TadError(f"{where}: field 'prompt' is missing")
-    ids = lm.encode_text(prompt)
+    ids = lm.encode_text(prompt, allow_special=True)
     nan = [float("nan")] * len(reveal)
     return Trajectory(
         id=f"{name}#0",

@@ -24,7 +24,7 @@ from tad.decoding.decoders import parameters
 from tad.errors import TadError
 from tad.evaluation.lm_eval.likelihood import decodes_greedily, estimate_loglikelihood
 from tad.models import LM, Message, load
-from tad.models.tokenizer import adds_bos, render_chat
+from tad.models.tokenizer import adds_bos, encode_rendered, escape_control, render_chat
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -68,6 +68,10 @@ class Order:
         if sample or (sample is None and sampling.get("temperature")):
             rest |= {"temperature": 1.0, **sampling}
         return cls(limit, (until,) if isinstance(until, str) else tuple(until), rest)
+
+
+# A noncharacter in front of rendered chats: the harness hands texts back, and chats and documents are encoded differently.
+_CHAT = "\U0010fffe"
 
 
 @register_model("tad")
@@ -137,8 +141,15 @@ class TadLM(TemplateLM):
         return self.lm.source.strip("/").replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
-        """Ids of a text and nothing around it; special tokens written in it are recognised."""
+        """Ids of a text and nothing around it; control tokens count only where a chat template put them."""
+        if string.startswith(_CHAT):
+            return encode_rendered(self.tokenizer, string.removeprefix(_CHAT))
         return self.lm.encode_text(string)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if context.startswith(_CHAT):
+            continuation = escape_control(self.tokenizer, continuation)
+        return super()._encode_pair(context, continuation)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template in use, for the harness's record."""
@@ -153,7 +164,7 @@ class TadLM(TemplateLM):
             prefix = messages.pop()["content"]
         text = render_chat(self.tokenizer, self.lm.family, messages, prefix)
         bos = self.tokenizer.bos_token
-        return bos + text if adds_bos(self.tokenizer) and not text.startswith(bos) else text
+        return _CHAT + (bos + text if adds_bos(self.tokenizer) and not text.startswith(bos) else text)
 
     # Requests
 
