@@ -10,7 +10,7 @@ rank 128 on all seven projections. Weights are random: the numbers say how fast 
     lean        one copy, hidden states gathered where the loss looks, the head in chunks inside the loss
     + recompute lean, with the activations of all layers, or of every other layer, made again in backward
     fast        lean, with the layers compiled
-    + fp8       the frozen projections' forward in fp8 (`frozen: fp8`). `gradient_cosine` is that of all LoRA-B gradients
+    + fp8       the frozen projections' forward in fp8 (`fp8_base_forward`). `gradient_cosine` is that of all LoRA-B gradients
                 to the plain ones, `loss_difference` how far the loss moves: same batch, not compiled, no dropout
 
 MFU is of the bf16 peak for all. `--profile` adds the kernels of two more steps of each variant. A variant that fails has its error in the table. Prints a Markdown table last; `--out` gets the same as distill.json.
@@ -41,9 +41,10 @@ from machine import describe_machine, free_memory, synchronise
 from tad.models import LLADA, LLaDAConfig
 from tad.models.lora import attach
 from tad.models.shapes import build, forward_cost, shape_config
-from tad.training.frozen import quantize_frozen, restore_frozen
-from tad.training.objectives import Batch, LossModule, Row, Tad
+from tad.training.fp8_base import quantize_base, restore_base
+from tad.training.objectives import Batch, LossModule, Tad
 from tad.training.objectives.module import checkpoint_layers
+from tad.training.states import TrajectoryArrays
 
 PEAK = 989e12  # dense bf16 FLOP/s of an H100 or H200, from the data sheet
 
@@ -135,7 +136,7 @@ class Bench:
         self.totals = self.objective.counts(batch)
         self.batch: Batch = batch.to(device)
 
-    def states(self) -> list[tuple[Row, int]]:
+    def states(self) -> list[tuple[TrajectoryArrays, int]]:
         """One state from the middle of each equal part of the steps, so that half of all answers is masked."""
         sizes = self.sizes
         draws = np.random.default_rng(0)
@@ -147,7 +148,7 @@ class Bench:
         found = []
         for index in range(sizes.sequences):
             order = torch.from_numpy(draws.permutation(sizes.answer)) + 1
-            row = Row(
+            row = TrajectoryArrays(
                 str(index), ids(sizes.prompt), ids(sizes.privileged), ids(sizes.answer), order, sizes.answer
             )
             found.append((row, (2 * index + 1) * sizes.answer // (2 * sizes.sequences)))
@@ -201,7 +202,7 @@ class Bench:
             row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         for layer in self.model.layers():
             layer._compiled_call_impl = None
-        restore_frozen(self.model)
+        restore_base(self.model)
         torch._dynamo.reset()
         for p in self.adapters:
             p.grad = None
@@ -228,7 +229,7 @@ class Bench:
                 module.p = self.options.dropout if variant.dropout else 0.0
         checkpoint_layers(self.model, variant.recompute_every)
         if variant.fp8:
-            quantize_frozen(self.model)
+            quantize_base(self.model)
         if variant.compiled:
             backend = "inductor" if self.device.type == "cuda" else "aot_eager"
             for layer in self.model.layers():
@@ -246,7 +247,7 @@ class Bench:
             gradients.append([part.float() for part in parts if part is not None])
             for p in self.adapters:
                 p.grad = None
-            restore_frozen(self.model)
+            restore_base(self.model)
         plain, fp8_ones = gradients
         both = sum(float((a * b).sum()) for a, b in zip(plain, fp8_ones, strict=True))
         norms = [sum(float(g.square().sum()) for g in part) ** 0.5 for part in gradients]

@@ -27,7 +27,7 @@ import yaml
 import tad
 from tad.config import load_recipe
 from tad.training.distill import ADAPTER, LOG, distill
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe
 from tad.training.record import RECORD, describe_machine
 from tad.training.weights import detach
 from tad.trajectories.fingerprint import fingerprint_model

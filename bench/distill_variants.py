@@ -42,15 +42,15 @@ VARIANTS = [
 def released_loss(model: MaskedDiffusionModel, teacher: MaskedDiffusionModel, batch: Batch) -> Tensor:
     """The published trainer's step: whole logits of both models, rows picked from them, two means."""
     assert batch.teacher is not None
-    near, distant = batch.groups["near"], batch.groups["distant"]
-    assert distant.teacher_at is not None
+    near, distant = batch.terms["near"], batch.terms["distant"]
+    assert distant.teacher_index is not None
     with torch.no_grad():
         taught = teacher(batch.teacher.ids, mask=not_pad(batch.teacher.ids, teacher)).logits.flatten(0, 1)
     given = model(batch.student.ids, mask=not_pad(batch.student.ids, model)).logits.flatten(0, 1)
-    hard = F.cross_entropy(given[near.student_at], near.labels)
+    hard = F.cross_entropy(given[near.student_index], near.labels)
     soft = F.kl_div(
-        given[distant.student_at].log_softmax(-1),
-        taught[distant.teacher_at].softmax(-1),
+        given[distant.student_index].log_softmax(-1),
+        taught[distant.teacher_index].softmax(-1),
         reduction="batchmean",
     )
     return hard + soft

@@ -16,8 +16,8 @@ import torch
 
 import tad
 from tad.config import load_recipe
-from tad.training.pretrain import build_model
-from tad.training.recipe import PretrainRecipe
+from tad.nano.pretrain import build_model
+from tad.nano.recipe import PretrainRecipe
 from tad.training.record import describe_machine
 
 

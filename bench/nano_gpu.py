@@ -19,8 +19,8 @@ import torch
 
 from nano_eval import decode_all
 from tad.config import load_recipe
-from tad.training.pretrain import LOG, RESULT, pretrain
-from tad.training.recipe import PretrainRecipe
+from tad.nano.pretrain import LOG, RESULT, pretrain
+from tad.nano.recipe import PretrainRecipe
 from tad.training.record import RECORD
 
 PART = 15 * 2**20

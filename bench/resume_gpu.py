@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from tad.config import load_recipe
-from tad.training.pretrain import LOG, pretrain
-from tad.training.recipe import PretrainRecipe
+from tad.nano.pretrain import LOG, pretrain
+from tad.nano.recipe import PretrainRecipe
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from tad.evaluation.study import RunRecipe, Study, StudyRecipe
 from tad.models import checkpoint
 from tad.models.checkpoint import BUNDLED
 from tad.models.lora import CONFIG
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe
 from tad.trajectories.fingerprint import fingerprint_model
 from tad.trajectories.recipe import CollectRecipe
 
@@ -115,12 +115,14 @@ def test_the_nano_recipes_say_the_same_as_the_study(family: str, tmp_path: Path)
     study = Study(load_recipe(StudyRecipe, f"study-nano-{family}", ["tuning=null"]), tmp_path)
     chain = load_recipe(RunRecipe, f"run-nano-{family}")
     where = ("batch_size", "shard_size", "dtype")  # how it is cut and where it runs
-    alone = load_recipe(CollectRecipe, f"collect-nano-{family}").decides()
+    alone = load_recipe(CollectRecipe, f"collect-nano-{family}").content_hash_fields()
     for other in (study.recipe.collect_recipe(study.recipe.stores["teacher"]), chain.collect_recipe()):
-        assert without(other.decides(), *where) == without(alone, *where)
+        assert without(other.content_hash_fields(), *where) == without(alone, *where)
     for name, method in (("quality", "tad-quality"), ("speed", "tad-speed"), ("sft", "sft")):
-        own = load_recipe(DistillRecipe, f"nano-{family}-{name}").decides()
-        studied = study.recipe.distill_recipe(method, "store", study.methods[method].distill()).decides()
+        own = load_recipe(DistillRecipe, f"nano-{family}-{name}").content_hash_fields()
+        studied = study.recipe.distill_recipe(
+            method, "store", study.methods[method].distill()
+        ).content_hash_fields()
         for values in (own, studied):
             values["learning"] = without(values["learning"], "lr")
         assert without(own, "precision") == without(studied, "precision")
@@ -130,13 +132,13 @@ def test_the_nano_recipes_say_the_same_as_the_study(family: str, tmp_path: Path)
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_the_bundled_students_were_trained_with_the_committed_recipes(family: str, name: str) -> None:
     record = json.loads((BUNDLED / f"nano-{family}-{name}" / "run.json").read_text())
-    trained = DistillRecipe.model_validate(record["recipe"]).decides()
+    trained = DistillRecipe.model_validate(record["recipe"]).content_hash_fields()
     chain = load_recipe(RunRecipe, f"run-nano-{family}")
     for recipe in (
         load_recipe(DistillRecipe, f"nano-{family}-{name}"),
         chain.distill_recipe(name, "store", chain.students[name]),
     ):
-        assert without(recipe.decides(), "precision") == without(trained, "precision")
+        assert without(recipe.content_hash_fields(), "precision") == without(trained, "precision")
     assert record["calls"][-1]["finished"]
     base = tad.load(f"nano-{family}", device="cpu")
     assert record["calls"][-1]["fingerprints"]["model"] == fingerprint_model(base)

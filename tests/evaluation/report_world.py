@@ -20,9 +20,9 @@ from tad.evaluation.results import RunMeta
 from tad.evaluation.study import Study
 from tad.models import LM
 from tad.tasks import Verdict
-from tad.training.distill_recipe import DistillRecipe
-from tad.training.distill_trainer import StepLog
+from tad.training.recipe import DistillRecipe
 from tad.training.record import write_record
+from tad.training.trainer import StepLog
 from tad.trajectories.fingerprint import fingerprint_tokenizer
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport, write_report

@@ -1,4 +1,4 @@
-"""The objectives' losses against the published implementations, in fp32, both families, whole logits and lean."""
+"""The objectives' losses against the published implementations, in fp32, both families, whole logits and chunked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from cases import Case, model, parameters
 from torch import Tensor
 
-from tad.training.objectives import LossModule, Objective, Parts, Row, View, get_objective
+from tad.training.objectives import LossModule, LossOutput, Objective, View, get_objective
+from tad.training.states import TrajectoryArrays
 
 
 def plain_cases(kind: str) -> list[Any]:
@@ -31,7 +32,9 @@ def close(found: float | Tensor, case: Case, name: str = "loss") -> None:
     ), name
 
 
-def run(case: Case, objective: Objective, views: list[View], lean: bool = True) -> tuple[Parts, LossModule]:
+def run(
+    case: Case, objective: Objective, views: list[View], chunked: bool = True
+) -> tuple[LossOutput, LossModule]:
     """The loss with its gradient, on a student of its own."""
     family = case["family"]
     module = LossModule(
@@ -39,7 +42,7 @@ def run(case: Case, objective: Objective, views: list[View], lean: bool = True) 
         objective,
         copy.deepcopy(model(family)),
         chunk=7,
-        lean=lean,
+        chunked=chunked,
     )
     batch = objective.collate(views)
     parts = module(batch, objective.counts(batch))
@@ -57,7 +60,7 @@ def grad_norm(case: Case, module: LossModule) -> float:
     return float(torch.stack([grad.norm() for grad in grads]).norm())
 
 
-def tad_rows(case: Case) -> list[Row]:
+def tad_rows(case: Case) -> list[TrajectoryArrays]:
     """The records as trajectories; the prompts are what stands before the answers in the stored inputs."""
     inputs, tensors = case["inputs"], case["tensors"]
     length = inputs["num_generated"]
@@ -65,7 +68,7 @@ def tad_rows(case: Case) -> list[Row]:
     for index, record in enumerate(inputs["records"]):
         student, teacher = inputs["student_lengths"][index], inputs["teacher_lengths"][index]
         rows.append(
-            Row(
+            TrajectoryArrays(
                 id=str(index),
                 plain_ids=tensors["student_input_ids"][index, : student - length],
                 privileged_ids=tensors["teacher_input_ids"][index, : teacher - length],
@@ -119,13 +122,13 @@ def paired_views(case: Case) -> list[View]:
     return views
 
 
-both_ways = pytest.mark.parametrize("lean", [True, False], ids=["lean", "plain"])
+both_ways = pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "plain"])
 
 
 @both_ways
 @pytest.mark.parametrize("case", plain_cases("tad_loss"))
-def test_tad_loss_equals_the_reference(case: Case, lean: bool) -> None:
-    parts, module = run(case, *tad_case(case), lean=lean)
+def test_tad_loss_equals_the_reference(case: Case, chunked: bool) -> None:
+    parts, module = run(case, *tad_case(case), chunked=chunked)
     close(parts.total, case)
     close(parts.terms["near"], case, "loss_ce")
     close(parts.terms["distant"], case, "loss_kl")
@@ -166,34 +169,34 @@ def test_tad_loss_of_single_records_equals_the_reference(case: Case) -> None:
 
 @both_ways
 @pytest.mark.parametrize("case", plain_cases("dparallel_loss"))
-def test_dparallel_loss_equals_the_reference(case: Case, lean: bool) -> None:
+def test_dparallel_loss_equals_the_reference(case: Case, chunked: bool) -> None:
     objective = objective_of(case, "dparallel")
-    assert objective.certainty == case["args"]["entropy_weight"]
+    assert objective.entropy_weight == case["args"]["entropy_weight"]
     assert objective.temperature == case["args"]["temperature"]
-    check_certainty(case, *run(case, objective, paired_views(case), lean))
+    check_forcing(case, *run(case, objective, paired_views(case), chunked))
 
 
 @both_ways
 @pytest.mark.parametrize("case", plain_cases("d3llm_loss"))
-def test_d3llm_loss_equals_the_reference(case: Case, lean: bool) -> None:
+def test_d3llm_loss_equals_the_reference(case: Case, chunked: bool) -> None:
     """The reference averages the entropy over a micro-batch: here its four rows are one."""
     objective = objective_of(
         case,
         "d3llm",
-        certainty_average="batch",
+        entropy_average="batch",
         complement=case["args"]["use_complementary_loss"],
     )
-    assert objective.certainty == case["args"]["entropy_weight"]
+    assert objective.entropy_weight == case["args"]["entropy_weight"]
     assert objective.divide_by == case["args"]["divide_by"]
-    check_certainty(case, *run(case, objective, paired_views(case), lean))
+    check_forcing(case, *run(case, objective, paired_views(case), chunked))
 
 
-def check_certainty(case: Case, parts: Parts, module: LossModule) -> None:
+def check_forcing(case: Case, parts: LossOutput, module: LossModule) -> None:
     names = {
         "hard": "ce",
         "hard_complement": "ce_rev",
-        "certainty": "entropy",
-        "certainty_complement": "entropy_rev",
+        "entropy": "entropy",
+        "entropy_complement": "entropy_rev",
     }
     for term, name in names.items():
         if name in case["expected"]:
@@ -206,11 +209,11 @@ def check_certainty(case: Case, parts: Parts, module: LossModule) -> None:
 
 @both_ways
 @pytest.mark.parametrize("case", plain_cases("d2f_loss"))
-def test_d2f_loss_equals_the_reference(case: Case, lean: bool) -> None:
+def test_d2f_loss_equals_the_reference(case: Case, chunked: bool) -> None:
     soft, block = case["args"]["self_align"], case["args"]["block_size"]
     objective = objective_of(case, "d2f", soft=soft, block=block)
     views = stored_views(case, objective.term, block=block, teacher=soft)
-    parts, module = run(case, objective, views, lean)
+    parts, module = run(case, objective, views, chunked)
     close(parts.total, case)
     close(grad_norm(case, module), case, "grad_norm_all_params")
 

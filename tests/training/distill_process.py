@@ -19,13 +19,13 @@ from tiny_store import recipe
 
 from tad.training import distill as module
 from tad.training.distill import distill
-from tad.training.distill_trainer import DistillTrainer
+from tad.training.trainer import LossTrainer
 
 seen: dict[str, Any] = {}
-clip = DistillTrainer._clip_grad_norm
+clip = LossTrainer._clip_grad_norm
 
 
-def keep(self: DistillTrainer, model: Any) -> Any:
+def keep(self: LossTrainer, model: Any) -> Any:
     parameters = self.accelerator.unwrap_model(self.model).student.named_parameters()
     found = {name: p.grad for name, p in parameters if p.requires_grad and p.grad is not None}
     seen["gradient"] = {
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     resume, stop_at = changes.pop("resume", False), changes.pop("stop_at", None)
     if changes.get("distributed") == "fsdp":
         shard_on_cpus()
-    DistillTrainer._clip_grad_norm = keep  # type: ignore[method-assign]
+    LossTrainer._clip_grad_norm = keep  # type: ignore[method-assign]
     distill(recipe(root, **changes), out, resume=resume, stop_at=stop_at, quiet=True)
     seen["processes"] = dist.get_world_size() if dist.is_initialized() else 1
     if not dist.is_initialized() or dist.get_rank() == 0:

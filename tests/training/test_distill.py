@@ -27,8 +27,8 @@ from tad.models import DREAM, LLADA
 from tad.training.batches import Split
 from tad.training.checkpoints import checkpoints
 from tad.training.distill import build_module, build_objective, distill, training_arguments
-from tad.training.distill_trainer import DistillTrainer
 from tad.training.objectives import LossModule
+from tad.training.trainer import LossTrainer
 from tad.training.weights import detach
 
 WEIGHTS = "adapter_model.safetensors"
@@ -63,11 +63,11 @@ def gradients(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **changes
     """Loss and gradient of the first step."""
     found = {}
 
-    def keep(self: DistillTrainer, model: Any) -> None:
+    def keep(self: LossTrainer, model: Any) -> None:
         student = self.model.student
         found.update({n: p.grad.clone() for n, p in student.named_parameters() if p.requires_grad})
 
-    monkeypatch.setattr(DistillTrainer, "_clip_grad_norm", keep)
+    monkeypatch.setattr(LossTrainer, "_clip_grad_norm", keep)
     values = {"adapter": {"rank": 4, "dropout": 0.0}, "learning": {"steps": 1}, **changes}
     distill(recipe(world, **values), out, quiet=True)
     return lines(out)[0]["loss"], found
@@ -376,7 +376,7 @@ def test_bf16_checkpointing_and_whole_logits_train_nearly_alike(
         ("bf16", {"precision": "bf16"}, 2e-2),
         ("checkpointing", {"gradient_checkpointing": True}, 1e-5),
         ("half checkpointing", {"gradient_checkpointing": "half"}, 1e-5),
-        ("whole logits", {"lean": False}, 1e-4),
+        ("whole logits", {"chunked_loss": False}, 1e-4),
     ):
         distill(recipe(world, **changes), tmp_path / name, quiet=True)
         assert [line["loss"] for line in lines(tmp_path / name)] == pytest.approx(want, rel=close), name

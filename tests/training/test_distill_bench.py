@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import distill_nano
 import tad
 from tad.config import load_recipe
-from tad.training.pretrain import pretrain
-from tad.training.recipe import PretrainRecipe
+from tad.nano.pretrain import pretrain
+from tad.nano.recipe import PretrainRecipe
 
 
 @pytest.fixture(scope="module")

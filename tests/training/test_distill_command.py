@@ -22,7 +22,7 @@ from tad.cli import train
 from tad.config import BUNDLED, load_recipe
 from tad.models import DREAM, LLADA
 from tad.training.distill import build_objective
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe
 
 DISTILL = sorted(
     p.stem for p in BUNDLED.glob("*.yaml") if not p.stem.startswith(("collect", "pretrain", "run-", "study-"))
@@ -104,7 +104,7 @@ def test_bundled_recipes_name_themselves_and_their_objectives_exist(name: str, t
         "Fake", (), {"tokens": type("T", (), {"mask": 9}), "family": DREAM if "dream" in name else LLADA}
     )
     objective = build_objective(values, lm)
-    assert objective.shift == lm.family.logit_shift
+    assert objective.logit_shift == lm.family.logit_shift
     assert objective.uses_steps or values.states != "all"
 
 

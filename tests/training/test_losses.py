@@ -1,4 +1,4 @@
-"""The lean loss is the plain loss: value, gradient, precision; and never makes [rows, vocab]."""
+"""The chunked loss is the plain loss: value, gradient, precision; and never makes [rows, vocab]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tad.training.losses import Head, RowLosses, lean_losses, plain_losses
+from tad.training.losses import Head, RowLosses, chunked_losses, plain_losses
 
 
 def setup(
@@ -40,7 +40,7 @@ def combine(losses: RowLosses, seed: int) -> Tensor:
     """A sum of all rows with random weights, so that every row's gradient matters."""
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=losses.cross_entropy.dtype)
-    for values in (losses.cross_entropy, losses.kl, losses.certainty):
+    for values in (losses.cross_entropy, losses.kl, losses.scaled_entropy):
         if values is not None:
             total = total + (values * torch.rand(len(values), generator=generator)).sum()
     return total
@@ -61,7 +61,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     taught=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_lean_equals_plain_for_any_chunk(
+def test_chunked_equals_plain_for_any_chunk(
     rows: int,
     vocab: int,
     chunk: int,
@@ -78,7 +78,7 @@ def test_lean_equals_plain_for_any_chunk(
     wanted = plain_losses(
         logits, labels, F.linear(guide, own.weight, own.bias) if taught else None, tau, temperature
     )
-    found = lean_losses(hidden, head, labels, guide if taught else None, own, tau, temperature, chunk)
+    found = chunked_losses(hidden, head, labels, guide if taught else None, own, tau, temperature, chunk)
     for name, ours, theirs in zip(RowLosses._fields, found, wanted, strict=True):
         assert (ours is None) == (theirs is None), name
         if ours is not None:
@@ -97,7 +97,7 @@ def test_gradients_equal_finite_differences() -> None:
     hidden, head, labels, guide, own = setup(5, 7, 3, True, 0, torch.float64)
 
     def losses(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return lean_losses(hidden, Head(weight, bias), labels, guide, own, 1.7, 0.6, chunk=2)[:3]
+        return chunked_losses(hidden, Head(weight, bias), labels, guide, own, 1.7, 0.6, chunk=2)[:3]
 
     assert torch.autograd.gradcheck(losses, (hidden, head.weight, head.bias))
 
@@ -107,7 +107,7 @@ def test_a_frozen_head_gets_no_gradient_and_the_teacher_never_does() -> None:
     frozen = Head(head.weight.detach(), head.bias.detach())
     guide.requires_grad_()
     teacher = Head(own.weight.requires_grad_(), own.bias.requires_grad_())
-    combine(lean_losses(hidden, frozen, labels, guide, teacher, chunk=4), 0).backward()
+    combine(chunked_losses(hidden, frozen, labels, guide, teacher, chunk=4), 0).backward()
     assert hidden.grad is not None
     assert frozen.weight.grad is None
     assert all(tensor.grad is None for tensor in (guide, teacher.weight, teacher.bias))
@@ -115,7 +115,7 @@ def test_a_frozen_head_gets_no_gradient_and_the_teacher_never_does() -> None:
 
 def test_the_loss_of_bf16_states_is_taken_in_fp32() -> None:
     hidden, head, labels, guide, own = setup(40, 200, 8, False, 2, torch.bfloat16)
-    found = lean_losses(hidden, head, labels, guide, own, chunk=16)
+    found = chunked_losses(hidden, head, labels, guide, own, chunk=16)
     logits = F.linear(hidden, head.weight)
     wanted = plain_losses(logits, labels, F.linear(guide, own.weight))
     assert found.cross_entropy.dtype == torch.float32
@@ -131,7 +131,7 @@ def test_the_loss_of_bf16_states_is_taken_in_fp32() -> None:
 def test_under_autocast_the_head_runs_in_its_dtype_and_gradients_keep_the_weights() -> None:
     hidden, head, labels, guide, own = setup(10, 50, 8, True, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        found = lean_losses(hidden, head, labels, guide, own, chunk=4)
+        found = chunked_losses(hidden, head, labels, guide, own, chunk=4)
         logits = F.linear(hidden, head.weight, head.bias)
         wanted = plain_losses(logits, labels, F.linear(guide, own.weight, own.bias))
     assert logits.dtype == torch.bfloat16
@@ -145,7 +145,7 @@ def test_under_autocast_the_head_runs_in_its_dtype_and_gradients_keep_the_weight
 
 def test_kl_of_a_student_to_itself_is_zero_with_zero_gradient() -> None:
     hidden, head, labels, _, _ = setup(8, 30, 5, False, 4)
-    found = lean_losses(hidden, head, labels, hidden.detach(), head, tau=2.0, chunk=3)
+    found = chunked_losses(hidden, head, labels, hidden.detach(), head, tau=2.0, chunk=3)
     assert found.kl.abs().max() < 1e-6
     (slope,) = torch.autograd.grad(found.kl.sum(), hidden)
     assert slope.abs().max() < 1e-6
@@ -158,7 +158,7 @@ def test_kl_has_the_direction_of_the_teacher() -> None:
     head = Head(torch.eye(2))
     for found in (
         plain_losses(student, torch.tensor([0]), teacher),
-        lean_losses(student, head, torch.tensor([0]), teacher),
+        chunked_losses(student, head, torch.tensor([0]), teacher),
     ):
         assert float(found.kl) == pytest.approx(wanted, rel=1e-6)
         assert float(found.confidence) == pytest.approx(0.9)
@@ -168,9 +168,9 @@ def test_kl_has_the_direction_of_the_teacher() -> None:
 def test_tau_scales_the_kl_by_its_square() -> None:
     hidden, head, labels, guide, own = setup(4, 9, 3, False, 5)
     tau = 3.0
-    found = lean_losses(hidden, head, labels, guide, own, tau=tau)
+    found = chunked_losses(hidden, head, labels, guide, own, tau=tau)
     cooler = Head(head.weight / tau), Head(own.weight / tau)
-    plain = lean_losses(hidden, cooler[0], labels, guide, cooler[1])
+    plain = chunked_losses(hidden, cooler[0], labels, guide, cooler[1])
     torch.testing.assert_close(found.kl, tau**2 * plain.kl, rtol=1e-5, atol=1e-6)
 
 
@@ -196,12 +196,12 @@ class Alive(TorchDispatchMode):
         self.now -= size
 
 
-def measure(rows: int, vocab: int, lean: bool) -> Alive:
+def measure(rows: int, vocab: int, chunked: bool) -> Alive:
     hidden, head, labels, guide, own = setup(rows, vocab, 8, False, 6)
     head = Head(head.weight.detach())
     with Alive() as alive:
-        if lean:
-            found = lean_losses(hidden, head, labels, guide, own, chunk=16)
+        if chunked:
+            found = chunked_losses(hidden, head, labels, guide, own, chunk=16)
         else:
             logits, guided = F.linear(hidden, head.weight), F.linear(guide, own.weight)
             found = plain_losses(logits, labels, guided)
@@ -213,10 +213,10 @@ def measure(rows: int, vocab: int, lean: bool) -> Alive:
 def test_peak_memory_does_not_grow_with_rows_times_vocabulary() -> None:
     """16 times the rows cost 16 times the hidden states, not 16 times the logits; the plain way shows the difference."""
     vocab = 2000
-    few, many = measure(32, vocab, lean=True), measure(512, vocab, lean=True)
+    few, many = measure(32, vocab, chunked=True), measure(512, vocab, chunked=True)
     assert many.largest < 512 * vocab * 4
     assert many.most - few.most < (512 - 32) * 8 * 4 * 8  # a few vectors of the width per row
-    plain_few, plain_many = measure(32, vocab, lean=False), measure(512, vocab, lean=False)
+    plain_few, plain_many = measure(32, vocab, chunked=False), measure(512, vocab, chunked=False)
     assert plain_many.most > 10 * plain_few.most
     assert many.most < plain_many.most / 10
 
@@ -226,6 +226,6 @@ def test_nothing_of_rows_times_vocabulary_is_kept_for_backward() -> None:
     hidden, head, labels, guide, own = setup(rows, vocab, 8, False, 7)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        combine(lean_losses(hidden, head, labels, guide, own, temperature=0.5, chunk=16), 0)
+        combine(chunked_losses(hidden, head, labels, guide, own, temperature=0.5, chunk=16), 0)
     assert kept
     assert max(kept) == vocab * 8  # the head itself

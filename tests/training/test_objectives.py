@@ -24,9 +24,16 @@ from tiny_pair import (
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.training.objective import masked_diffusion_loss
-from tad.training.objectives import OBJECTIVES, LossModule, Objective, Row, add_stats, averages, get_objective
+from tad.training.objectives import (
+    OBJECTIVES,
+    LossModule,
+    Objective,
+    add_stats,
+    averages,
+    get_objective,
+)
 from tad.training.objectives.module import adapters_off, checkpoint_layers, head_of, plain_model
+from tad.training.states import TrajectoryArrays
 from tad.trajectories.partition import masked, partition
 
 ROWS = [make_row(seed) for seed in range(5)]
@@ -68,7 +75,7 @@ def logits_of(module: LossModule, ids: Tensor, teacher: bool = False) -> Tensor:
             logits = model(ids[None]).logits[0]
     else:
         logits = model(ids[None]).logits[0]
-    shift = module.objective.shift
+    shift = module.objective.logit_shift
     return torch.cat((logits[:shift], logits[: len(ids) - shift]))
 
 
@@ -104,12 +111,12 @@ def test_any_split_of_a_global_batch_gives_its_loss_and_gradient(kind: str, fami
 
 @both_families
 @every_kind
-def test_lean_and_plain_agree_through_the_whole_model(kind: str, family: str) -> None:
+def test_chunked_and_plain_agree_through_the_whole_model(kind: str, family: str) -> None:
     objective, model = made(kind, family), adapted(family)
     views = views_of(objective, ROWS)
-    lean, plain = (loss_of(model, objective, views, lean=way, chunk=4) for way in (True, False))
-    assert float(lean.total.detach()) == pytest.approx(float(plain.total.detach()), rel=1e-6)
-    ours, wanted = gradients(model, lean.total), gradients(model, plain.total)
+    chunked, plain = (loss_of(model, objective, views, chunked=way, chunk=4) for way in (True, False))
+    assert float(chunked.total.detach()) == pytest.approx(float(plain.total.detach()), rel=1e-6)
+    ours, wanted = gradients(model, chunked.total), gradients(model, plain.total)
     assert (ours - wanted).norm() <= 1e-5 * wanted.norm()
 
 
@@ -140,7 +147,7 @@ def test_a_position_without_a_near_or_distant_mask_gives_zero_and_not_nan(kind: 
     name, chosen = KINDS[kind]
     objective, model = objective_of(name, **chosen, filler=False), adapted()
     row = make_row(0)
-    empty = Row(row.id, row.plain_ids, row.privileged_ids, row.tokens, row.reveal, n_real=0)
+    empty = TrajectoryArrays(row.id, row.plain_ids, row.privileged_ids, row.tokens, row.reveal, n_real=0)
     parts = loss_of(model, objective, views_of(objective, [empty]))
     assert float(parts.total.detach()) == 0.0
     assert not gradients(model, parts.total).any()
@@ -180,7 +187,7 @@ def test_real_end_tokens_are_seen() -> None:
     last = int(row.reveal.argmin())  # revealed first, so visible in state 4
     tokens = row.tokens.clone()
     tokens[last] = EOS
-    ended = Row(row.id, row.plain_ids, row.privileged_ids, tokens, row.reveal, row.n_real)
+    ended = TrajectoryArrays(row.id, row.plain_ids, row.privileged_ids, tokens, row.reveal, row.n_real)
     before, after = (loss_of(model, objective, objective.views(r, 4, None)) for r in (row, ended))
     assert float(before.total.detach()) != pytest.approx(float(after.total.detach()), rel=1e-4)
 
@@ -371,7 +378,7 @@ def test_dparallel_masks_half_of_the_window() -> None:
     assert objective_of("dparallel", "llada").block == 32
 
 
-def test_certainty_counts_only_right_guesses() -> None:
+def test_the_entropy_term_counts_only_right_guesses() -> None:
     objective, model = made("dparallel"), adapted()
     view = objective.views(ROWS[0], None, np.random.default_rng(0))[0]
     student = logits_of(LossModule(model, objective), view.student_ids)[len(view.prompt) :]
@@ -382,9 +389,9 @@ def test_certainty_counts_only_right_guesses() -> None:
     logs = (student[at] / 0.5).log_softmax(-1)
     wanted = -(logs.exp() * logs).sum(-1).mean()
     parts = loss_of(model, objective, [flattering])
-    assert float(parts.terms["certainty"]) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    assert float(parts.terms["entropy"]) == pytest.approx(float(wanted.detach()), rel=1e-5)
     wrong = type(view)(view.row, view.prompt, view.noisy, (best + 1) % 40, view.terms)
-    assert float(loss_of(model, objective, [wrong]).terms["certainty"]) == 0.0
+    assert float(loss_of(model, objective, [wrong]).terms["entropy"]) == 0.0
 
 
 def test_the_window_of_d3llm_grows_over_the_run() -> None:
@@ -399,7 +406,9 @@ def test_the_window_of_d3llm_grows_over_the_run() -> None:
 
 def test_the_noise_of_d3llm_rises_to_its_most() -> None:
     objective = objective_of("d3llm", "llada", windows=(32,))
-    ordered = Row("0", torch.arange(3), torch.arange(3), torch.arange(320) % 40, torch.arange(320) + 1, 320)
+    ordered = TrajectoryArrays(
+        "0", torch.arange(3), torch.arange(3), torch.arange(320) % 40, torch.arange(320) + 1, 320
+    )
 
     def shares(progress: float) -> list[float]:
         found = []
@@ -453,30 +462,143 @@ def test_a_d2f_student_does_not_see_later_blocks() -> None:
 
 
 @both_families
-def test_sft_is_the_loss_of_pretraining(family: str) -> None:
+def test_sft_is_the_published_sum(family: str) -> None:
+    """Over masked positions, cross-entropy / ratio / answer length; over rows, the mean."""
     objective, model = objective_of("sft", family), tiny_model(family)
-    row = make_row(4)
+    ids, prompts = (
+        torch.randint(0, MASK, (3, 12), generator=torch.Generator().manual_seed(0)),
+        torch.tensor([2, 5, 1]),
+    )
+    batch = noised(objective, ids, prompts)
+    draw = torch.Generator().manual_seed(3)
+    t = (torch.rand(1, generator=draw) + torch.arange(3) / 3) % 1
+    noisy, wanted = batch.student.ids, 0.0
+    logs = model(noisy).logits.log_softmax(-1)
+    for row in range(3):
+        ratio = 0.999 * t[row] + 1e-3
+        for place in range(int(prompts[row]), 12):
+            if noisy[row, place] == MASK:
+                own = logs[row, place - objective.logit_shift, ids[row, place]]
+                wanted += float(-own.detach() / ratio / (12 - prompts[row])) / 3
+    found = LossModule(model, objective)(batch, objective.counts(batch)).total
+    assert float(found.detach()) == pytest.approx(wanted, rel=1e-5)
+    assert wanted > 0
+
+
+def noised(objective: Any, ids: Tensor, prompts: Tensor, seed: int = 3, **more: Any) -> Any:
+    return objective.noise_rows(ids, prompts, EOS, torch.Generator().manual_seed(seed), **more)
+
+
+def test_a_row_of_pretraining_and_a_trajectory_s_text_have_one_loss() -> None:
+    objective, model, row = objective_of("sft"), tiny_model(), make_row(4)
     view = objective.views(row, None, np.random.default_rng(1))[0]
-    weight = torch.cat((torch.zeros(len(row.plain_ids)), view.terms["hard"]))[None]
-    ids = torch.cat((row.plain_ids, row.tokens))[None]
-    wanted = masked_diffusion_loss(model, view.student_ids[None], ids, weight, objective.shift)
-    found = loss_of(model, objective, [view]).total
-    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    ids, prompts = torch.cat((row.plain_ids, row.tokens))[None], torch.tensor([len(row.plain_ids)])
+    batch, weights = objective.collate([view]), view.terms["hard"]
+    other = noised(objective, ids, prompts)
+    targets = other.terms["hard"]
+    place = targets.student_index - len(row.plain_ids)
+    assert torch.equal(other.student.ids[0, : len(row.plain_ids)], row.plain_ids)
+    module = LossModule(model, objective)
+    whole = module(batch, {"views": 1.0}).total
+    losses = -module.student(view.student_ids[None]).logits[0].log_softmax(-1)[len(row.plain_ids) :]
+    own = losses.gather(1, row.tokens[:, None])[:, 0]
+    assert float(whole.detach()) == pytest.approx(float((own * weights).sum().detach()), rel=1e-5)
+    assert ((place >= 0) & (place < len(row.tokens))).all()
 
 
-def test_sft_takes_a_text_without_a_trajectory() -> None:
-    objective = objective_of("sft", filler=False)
-    row = Row.of_text("t", [1, 2, 3], [5, 6, 7, EOS, EOS], n_real=3)
-    weights = [objective.views(row, None, np.random.default_rng(seed))[0].terms["hard"] for seed in range(20)]
-    assert not torch.stack(weights)[:, 3:].any()
-    assert torch.stack(weights)[:, :3].any()
+def test_prompts_are_never_masked_and_only_masks_are_targets() -> None:
+    draws = torch.Generator().manual_seed(0)
+    ids, prompts = (
+        torch.randint(0, MASK, (64, 20), generator=draws),
+        torch.randint(1, 15, (64,), generator=draws),
+    )
+    batch = noised(objective_of("sft"), ids, prompts)
+    noisy, targets = batch.student.ids, batch.terms["hard"]
+    inside = torch.arange(20) < prompts[:, None]
+    assert torch.equal(noisy[inside], ids[inside])
+    assert torch.equal(targets.student_index, (noisy == MASK).flatten().nonzero()[:, 0])
+    assert torch.equal(targets.labels, ids[noisy == MASK])
 
 
-def test_objectives_that_need_reveal_steps_say_so() -> None:
-    row = Row.of_text("plain-7", [1, 2], [3, 4])
-    for name in ("tad", "d3llm"):
-        with pytest.raises(TadError, match=r"plain-7.*reveal steps"):
-            objective_of(name).views(row, 0, np.random.default_rng(0))
+def test_the_expected_weight_of_every_row_is_one() -> None:
+    """Masked with probability t, weighted by 1 / (t length)."""
+    ids, prompts = torch.zeros(32, 50, dtype=torch.long), torch.full((32,), 10)
+    sums = [
+        float(noised(objective_of("sft"), ids, prompts, s).terms["hard"].weights.sum()) / 32
+        for s in range(800)
+    ]
+    assert np.mean(sums) == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_floor_caps_the_weights_and_changes_nothing_else() -> None:
+    ids, prompts = torch.zeros(40, 30, dtype=torch.long), torch.full((40,), 10)
+    plain, capped = (noised(objective_of("sft", floor=floor), ids, prompts) for floor in (1e-3, 0.2))
+    assert torch.equal(plain.student.ids, capped.student.ids)
+    weights = plain.terms["hard"].weights
+    assert torch.allclose(capped.terms["hard"].weights, weights.clamp(max=1 / (0.2 * 20)))
+    assert weights.max() > 1 / (0.2 * 20)
+
+
+def test_ratios_cover_the_range_and_each_is_uniform() -> None:
+    ids, prompts = torch.zeros(100, 2000, dtype=torch.long), torch.zeros(100, dtype=torch.long)
+    objective = objective_of("sft")
+    shares = (noised(objective, ids, prompts).student.ids == MASK).float().mean(1).sort().values
+    assert torch.allclose(shares, torch.linspace(0, 1, 100), atol=0.05)
+    firsts = [
+        float((noised(objective, ids[:4, :400], prompts[:4], seed).student.ids[0] == MASK).float().mean())
+        for seed in range(300)
+    ]
+    assert torch.tensor(firsts).sort().values.sub(torch.linspace(0, 1, 300)).abs().max() < 0.12
+
+
+def test_processes_share_the_rows_of_a_batch_under_one_noise() -> None:
+    objective = objective_of("sft", block_states=0.5, block=4)
+    draws = torch.Generator().manual_seed(0)
+    ids, prompts = (
+        torch.randint(0, MASK, (9, 20), generator=draws),
+        torch.randint(1, 9, (9,), generator=draws),
+    )
+    whole = noised(objective, ids, prompts)
+    parts = [noised(objective, ids, prompts, mine=slice(rank, None, 2)) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        assert torch.equal(part.student.ids, whole.student.ids[rank::2])
+    model = tiny_model()
+    module = LossModule(model, objective)
+    together, shares = (
+        [float(module(batch, {"views": 9.0}).total.detach()) for batch in batches]
+        for batches in ([whole], parts)
+    )
+    assert sum(shares) == pytest.approx(together[0], rel=1e-5)
+
+
+def test_block_states_show_whole_blocks_before_the_current_one_and_only_masks_after_it() -> None:
+    ids = torch.zeros(64, 80, dtype=torch.long)
+    ids[:, 60:] = EOS  # filler from the 50th answer token on
+    objective = objective_of("sft", block_states=1.0, block=16)
+    hidden = noised(objective, ids, torch.full((64,), 10)).student.ids[:, 10:] == MASK
+    seen = set()
+    for row in hidden:
+        fits = [block for block in range(4) if not row[: 16 * block].any() and row[16 * (block + 1) :].all()]
+        assert fits, "neither whole blocks first nor masks last"
+        seen.update(fits)
+    assert seen == {0, 1, 2, 3}
+    mixed = objective_of("sft", block_states=0.5, block=16)
+    ends = (
+        (noised(mixed, ids.repeat(6, 1), torch.full((384,), 10)).student.ids[:, 26:] == MASK)
+        .all(1)
+        .float()
+        .mean()
+    )
+    assert 0.15 < float(ends) < 0.75
+
+
+def test_sft_leaves_out_the_filler_where_asked() -> None:
+    objective, row = objective_of("sft", filler=False), make_row(3, n_real=7)
+    weights = torch.stack(
+        [objective.views(row, None, np.random.default_rng(seed))[0].terms["hard"] for seed in range(20)]
+    )
+    assert not weights[:, row.filler].any()
+    assert weights[:, ~row.filler].any(0).all()
 
 
 # --- the module
@@ -501,9 +623,9 @@ def test_full_fine_tuning_trains_the_head_too(tied: bool) -> None:
     model = tiny_model(weight_tying=tied)
     views = views_of(objective, ROWS)
     settings = {"teacher": tiny_model(seed=1, weight_tying=tied)}
-    lean = gradients(model, loss_of(model, objective, views, chunk=5, **settings).total)
-    plain = gradients(model, loss_of(model, objective, views, lean=False, **settings).total)
-    assert (lean - plain).norm() <= 1e-5 * plain.norm()
+    chunked = gradients(model, loss_of(model, objective, views, chunk=5, **settings).total)
+    plain = gradients(model, loss_of(model, objective, views, chunked=False, **settings).total)
+    assert (chunked - plain).norm() <= 1e-5 * plain.norm()
     head = head_of(model).weight
     (slope,) = torch.autograd.grad(loss_of(model, objective, views, **settings).total, [head])
     assert slope.any()
@@ -554,13 +676,14 @@ def test_a_batch_moves_as_a_whole() -> None:
     batch = objective.collate(views_of(objective, ROWS))
     moved = batch.to("meta")
     assert moved.student.ids.is_meta
-    assert moved.groups["near"].weights.is_meta
+    assert moved.terms["near"].weights.is_meta
     assert len(moved) == len(batch) == len(ROWS)
     assert batch.rows == tuple(row.id for row in ROWS)
 
 
 def test_an_empty_prompt_is_refused_where_the_output_before_it_is_needed() -> None:
-    row = Row.of_text("bare", [], [1, 2, 3])
+    none = torch.zeros(0, dtype=torch.long)
+    row = TrajectoryArrays("bare", none, none, torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]), 3)
     for family, works in (("llada", True), ("dream", False)):
         objective = objective_of("sft", family)
         views = objective.views(row, None, np.random.default_rng(0))
@@ -583,8 +706,8 @@ def test_every_objective_is_known_by_its_name() -> None:
 def test_published_settings_differ_by_family() -> None:
     assert objective_of("tad", "llada").window == 8
     assert objective_of("tad", "dream").window == 6
-    assert objective_of("d3llm", "dream").complement_certainty
-    assert not objective_of("d3llm", "llada").complement_certainty
+    assert objective_of("d3llm", "dream").complement_entropy
+    assert not objective_of("d3llm", "llada").complement_entropy
     assert objective_of("tad", "dream", window=12).window == 12
 
 

@@ -19,10 +19,10 @@ from tiny_store import recipe, write_world
 from tad.config import load_recipe
 from tad.errors import TadError
 from tad.files import writing
+from tad.nano.pretrain import pretrain
+from tad.nano.recipe import PretrainRecipe
 from tad.training.checkpoints import find_damage
 from tad.training.distill import distill
-from tad.training.pretrain import pretrain
-from tad.training.recipe import PretrainRecipe
 
 WEIGHTS = "adapter_model.safetensors"
 SMALL = (

@@ -5,31 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tad.errors import TadError
-from tad.training.grouping import check_split, padding_share, plan_batches, split_batch
-from tad.training.states import Taken, TrajectorySet, draw_items, draw_steps, read_stores
+from tad.training.batches import Split, plan_batches
+from tad.training.states import TrajectorySet, draw_items, draw_steps, read_stores
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 
-def taken(number: int, steps: int, length: int = 12, prompt: int = 5, reference: int = 4) -> Taken:
-    ids = np.arange(prompt, dtype=np.int32)
-    return Taken(
-        id=f"t{number}", store=0, plain_ids=ids, privileged_ids=np.arange(prompt + reference, dtype=np.int32),
-        tokens=np.arange(length, dtype=np.int32), reveal=np.arange(1, length + 1, dtype=np.int32), n_real=steps,
-    )  # fmt: skip
+def made(
+    steps: list[int], length: int = 12, prompts: list[int] | None = None, references: list[int] | None = None
+) -> pa.Table:
+    """Trajectories t0, t1, ... of so many real steps, as a table of a store."""
+    count = len(steps)
+    prompts, references = prompts or [5] * count, references or [4] * count
+    return pa.table(
+        {
+            "id": [f"t{i}" for i in range(count)],
+            "n_real": steps,
+            "plain_ids": [list(range(n)) for n in prompts],
+            "privileged_ids": [list(range(n + more)) for n, more in zip(prompts, references, strict=True)],
+            "tokens": [list(range(length))] * count,
+            "reveal": [list(range(1, length + 1))] * count,
+        }
+    )
 
 
-def some(count: int = 40, seed: int = 0) -> TrajectorySet:
+def some(count: int = 40, seed: int = 0) -> pa.Table:
     draws = np.random.default_rng(seed)
-    rows = [
-        taken(i, int(draws.integers(4, 13)), prompt=int(draws.integers(60, 200)), reference=int(draws.integers(30, 120)))
-        for i in range(count)
-    ]  # fmt: skip
-    return TrajectorySet(rows, [], [])
+    return made(*(draws.integers(*ends, count).tolist() for ends in ((4, 13),)), 12, draws.integers(60, 200, count).tolist(),
+                draws.integers(30, 120, count).tolist())  # fmt: skip
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5), st.integers(0, 5))
@@ -57,14 +65,14 @@ def test_over_many_epochs_every_state_is_visited_equally_often() -> None:
 
 
 def test_all_visits_every_state_once() -> None:
-    rows = some()
+    rows = TrajectorySet(some())
     items = draw_items(rows, "all", seed=0, epoch=0)
     assert len(items) == rows.steps(filler=False).sum()
     assert len({tuple(item) for item in items.tolist()}) == len(items)
 
 
 def test_filler_states_are_visited_only_when_asked_for() -> None:
-    rows = TrajectorySet([taken(0, steps=4, length=12)], [], [])
+    rows = TrajectorySet(made([4]))
     assert draw_items(rows, "all", 0, 0)[:, 1].tolist() == [0, 1, 2, 3]
     assert draw_items(rows, "all", 0, 0, filler=True)[:, 1].tolist() == list(range(12))
 
@@ -77,8 +85,8 @@ def test_a_draw_depends_on_seed_epoch_and_id_and_on_nothing_else() -> None:
     others = [draw(seed=1), draw(epoch=1), draw(name="b")]
     assert all(other != draw() for other in others)
     rows = some(20)
-    alone = TrajectorySet(rows.rows[7:8], [], [])
-    items = draw_items(rows, 3, 5, 2)
+    alone = TrajectorySet(rows.slice(7, 1))
+    items = draw_items(TrajectorySet(rows), 3, 5, 2)
     assert items[items[:, 0] == 7][:, 1].tolist() == draw_items(alone, 3, 5, 2)[:, 1].tolist()
 
 
@@ -102,17 +110,17 @@ def test_epochs_differ_and_repeat_exactly() -> None:
 @pytest.mark.parametrize(("micro", "ranks"), [(8, 1), (4, 1), (1, 1), (4, 2), (2, 2), (1, 8)])
 def test_micro_batches_and_processes_only_split_a_batch(micro: int, ranks: int) -> None:
     batch = np.random.default_rng(0).permutation(8)
-    assert check_split(8, micro, ranks) == 8 // micro // ranks
-    parts = [split_batch(batch, micro, rank, ranks) for rank in range(ranks)]
+    parts = [Split(8, micro, rank, ranks).cut(batch) for rank in range(ranks)]
+    assert Split(8, micro, 0, ranks).accumulation == 8 // micro // ranks
     assert {part.shape for part in parts} == {(8 // micro // ranks, micro)}
     assert sorted(np.concatenate(parts).reshape(-1).tolist()) == list(range(8))
 
 
 def test_a_batch_that_does_not_divide_names_a_micro_batch_that_does() -> None:
     with pytest.raises(TadError, match=r"batch\.size 256 is not a multiple .* use batch\.micro=2"):
-        check_split(256, 3, 8)
+        Split(256, 3, 0, 8)
     with pytest.raises(TadError, match="not a multiple of the 3 processes"):
-        check_split(256, 3, 3)
+        Split(256, 3, 0, 3)
 
 
 def test_fewer_states_than_a_batch_is_an_error() -> None:
@@ -126,15 +134,19 @@ def test_fewer_states_than_a_batch_is_an_error() -> None:
 )
 def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int, pool: int) -> None:
     """Prompts of 60 to 200 tokens, references of 30 to 120, canvas of 96: both canvases together."""
-    rows = some(1000)
+    rows = TrajectorySet(some(1000))
     lengths = rows.lengths(privileged=True)
     items = draw_items(rows, 4, 0, 0)
     widths = lengths[items[:, 0]] + 96
 
     def padding(batches: np.ndarray) -> float:
-        return padding_share(
-            [widths[m, side] for b in batches for m in split_batch(b, micro) for side in (0, 1)]
-        )
+        parts = [
+            widths[part, side]
+            for batch in batches
+            for part in Split(size, micro).cut(batch)
+            for side in (0, 1)
+        ]
+        return 1 - sum(part.sum() for part in parts) / sum(len(part) * part.max() for part in parts)
 
     grouped = padding(plan_batches(widths, size, pool, 0, 0))
     random = padding(
@@ -165,8 +177,8 @@ def write_store(folder: Path, names: list[str], gen_length: int = 3) -> Path:
 
 def test_several_stores_are_read_in_order(tmp_path: Path) -> None:
     rows = read_stores([write_store(tmp_path / "a", ["x", "y"]), write_store(tmp_path / "b", ["z"])])
-    assert [(row.id, row.store) for row in rows.rows] == [("x", 0), ("y", 0), ("z", 1)]
-    row = rows.rows[2]
+    assert rows.ids == ["x", "y", "z"]
+    row = rows[2]
     assert row.plain_ids.tolist() == [1, 2]
     assert row.privileged_ids.tolist() == [1, 2, 3]
     assert (row.tokens.tolist(), row.reveal.tolist(), row.n_real) == ([4, 5, 6], [2, 1, 3], 2)

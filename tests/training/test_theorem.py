@@ -23,7 +23,8 @@ from torch import Tensor
 
 from tad.models import LLADA, LLaDAConfig, MaskedDiffusionModel
 from tad.models.lora import attach
-from tad.training.objectives import LossModule, Row, Tad, adapters_off
+from tad.training.objectives import LossModule, Tad, adapters_off
+from tad.training.states import TrajectoryArrays
 
 PLACES, VOCAB = 3, 4
 
@@ -213,7 +214,7 @@ def distill(
     torch.manual_seed(1)
     handle = attach(model, rank=4).train()
     objective = Tad(mask_token=MASK, **choices)
-    row = Row(
+    row = TrajectoryArrays(
         "0",
         torch.tensor(PLAIN),
         torch.tensor(told),

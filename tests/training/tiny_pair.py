@@ -10,7 +10,8 @@ import torch
 from tad.models import DREAM, LLADA, DreamConfig, LLaDAConfig, MaskedDiffusionModel
 from tad.models.lora import attach
 from tad.models.shapes import build
-from tad.training.objectives import LossModule, Objective, Parts, Row, View, get_objective
+from tad.training.objectives import LossModule, LossOutput, Objective, View, get_objective
+from tad.training.states import TrajectoryArrays
 
 VOCAB, MASK, EOS = 48, 46, 47
 FAMILIES = {"llada": LLADA, "dream": DREAM}
@@ -49,14 +50,16 @@ def adapted(family: str = "llada", seed: int = 0, rank: int = 2) -> Any:
     return handle.train()
 
 
-def make_row(seed: int, length: int = 12, prompt: int | None = None, n_real: int | None = None) -> Row:
+def make_row(
+    seed: int, length: int = 12, prompt: int | None = None, n_real: int | None = None
+) -> TrajectoryArrays:
     """A trajectory: random ids and a random order; the last steps are end filler where `n_real` says so."""
     draws = np.random.default_rng(seed)
     prompt = int(draws.integers(3, 9)) if prompt is None else prompt
     n_real = length if n_real is None else n_real
     reveal = np.concatenate((draws.permutation(n_real), np.arange(n_real, length))) + 1
     tokens = np.where(reveal > n_real, EOS, draws.integers(0, MASK, length))
-    return Row(
+    return TrajectoryArrays(
         str(seed),
         torch.from_numpy(draws.integers(0, MASK, prompt)),
         torch.from_numpy(draws.integers(0, MASK, prompt + int(draws.integers(2, 6)))),
@@ -70,7 +73,9 @@ def objective_of(name: str, family: str = "llada", **settings: Any) -> Objective
     return get_objective(name, mask_token=MASK, family=family, **settings)
 
 
-def views_of(objective: Objective, rows: list[Row], step: int = 2, progress: float = 0.3) -> list[View]:
+def views_of(
+    objective: Objective, rows: list[TrajectoryArrays], step: int = 2, progress: float = 0.3
+) -> list[View]:
     """One draw of every row, at steps that differ."""
     found = []
     for index, row in enumerate(rows):
@@ -79,7 +84,7 @@ def views_of(objective: Objective, rows: list[Row], step: int = 2, progress: flo
     return found
 
 
-def loss_of(model: Any, objective: Objective, views: list[View], **settings: Any) -> Parts:
+def loss_of(model: Any, objective: Objective, views: list[View], **settings: Any) -> LossOutput:
     batch = objective.collate(views)
     return LossModule(model, objective, **settings)(batch, objective.counts(batch))
 

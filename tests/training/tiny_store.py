@@ -10,7 +10,7 @@ import numpy as np
 
 import tad
 from tad.models import LLADA, Family
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 

@@ -304,4 +304,4 @@ def test_a_task_that_is_not_graded_keeps_every_rollout_without_a_verdict(world: 
 
 def test_the_choice_to_grade_is_part_of_a_store_only_where_it_is_not_made(world: Path) -> None:
     recipe = parse_recipe(CollectRecipe, values(world))
-    assert "graded" not in recipe.decides()["tasks"][0]
+    assert "graded" not in recipe.content_hash_fields()["tasks"][0]

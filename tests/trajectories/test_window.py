@@ -124,7 +124,7 @@ def test_recipes_read_numbers_and_measured_windows(tmp_path: Path) -> None:
 def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tad.models import load
-    from tad.trajectories.released import import_rows
+    from tad.trajectories.jsonl_format import import_rows
     from tad.trajectories.store import TrajectoryStore
     from tiny_lm import write_checkpoint
 
@@ -179,7 +179,7 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
 
 
 def test_a_released_file_with_a_fault_is_refused_with_its_line(lm: LM, tmp_path: Path) -> None:
-    from tad.trajectories.released import import_rows
+    from tad.trajectories.jsonl_format import import_rows
 
     mask = lm.tokens.mask
     path = tmp_path / "r.jsonl"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from tad.training.distill_recipe import DistillRecipe
-    from tad.training.distill_trainer import Evaluate
+    from tad.training.distill import Evaluate
+    from tad.training.recipe import DistillRecipe
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,9 +33,9 @@ def pretrain(
 ) -> None:
     """Train a base model from scratch on the nano world."""
     from tad.config import load_recipe
-    from tad.training.pretrain import RESULT
-    from tad.training.pretrain import pretrain as run
-    from tad.training.recipe import PretrainRecipe
+    from tad.nano.pretrain import RESULT
+    from tad.nano.pretrain import pretrain as run
+    from tad.nano.recipe import PretrainRecipe
 
     values = load_recipe(PretrainRecipe, recipe, overrides or ())
     directory = out or Path("runs") / values.name
@@ -61,7 +61,7 @@ def distill(
     """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
     from tad.config import load_recipe
     from tad.training.distill import distill as run
-    from tad.training.distill_recipe import DistillRecipe
+    from tad.training.recipe import DistillRecipe
     from tad.trajectories.store import TrajectoryStore
 
     changes = list(overrides or ())

@@ -259,7 +259,7 @@ def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool)
 
 
 def _export(store: TrajectoryStore, path: Path, lm: LM) -> None:
-    from tad.trajectories.released import export_row
+    from tad.trajectories.jsonl_format import export_row
 
     with open(path, "w", encoding="utf-8") as file:
         for row in store.rows():

@@ -3,7 +3,7 @@
 Activations are scaled per row when they arrive. On a GPU the product is `torch._scaled_mm`; elsewhere the same values
 are multiplied in fp32, so that the rounding can be studied and tested without one. Embedding, norms and head keep their
 dtype: the head decides tokens, and is a small part of the weights. Quantized models decode; they do not train (what does
-is a frozen model with fp8 beside its own weights: `tad.training.frozen`).
+is a frozen model with fp8 beside its own weights: `tad.training.fp8_base`).
 """
 
 from __future__ import annotations

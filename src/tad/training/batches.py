@@ -1,7 +1,10 @@
-"""Micro-batches of a distillation run by number: what a data loader asks for, possibly from several worker processes.
+"""Global batches of a distillation run, and the micro-batches that processes and accumulation split them into.
 
-Number n of a process belongs to optimizer step n // accumulation. Everything about it is a function of the seed, the
-step and the trajectories, so a run may start at any step and be split over any number of processes.
+A global batch is a set of (trajectory, state) that depends on (seed, epoch, place) alone; everything about a micro-batch is a
+function of the seed, the step and the trajectories. So a run may start at any step and be split over any number of
+processes. Rows of similar length stand together, so that little of a batch is padding: a row has two lengths, the
+student's and the teacher's, and neighbours are found as in a k-d tree. Items that do not fill a batch at the end of an
+epoch are left out.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, Sampler
 
 from tad.errors import TadError
-from tad.training.grouping import check_split, plan_batches, split_batch
-from tad.training.objectives import Batch, Objective, Row
-from tad.training.states import States, Taken, TrajectorySet, draw_items
+from tad.training.objectives import Batch, Objective
+from tad.training.states import States, TrajectorySet, draw_items
 from tad.trajectories.fingerprint import row_seed
+
+_ORDER = 3  # keeps these draws apart from other uses of the same seed
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,29 @@ class Split:
     rank: int = 0
     ranks: int = 1
 
+    def __post_init__(self) -> None:
+        share = self.size // self.ranks
+        if self.size % self.ranks:
+            raise TadError(f"batch.size {self.size} is not a multiple of the {self.ranks} processes")
+        if share % self.micro:
+            fits = max(d for d in range(1, min(self.micro, share) + 1) if share % d == 0)
+            raise TadError(
+                f"batch.size {self.size} is not a multiple of batch.micro {self.micro} x {self.ranks} processes; "
+                f"use batch.micro={fits}"
+            )
+
     @property
     def accumulation(self) -> int:
-        return check_split(self.size, self.micro, self.ranks)
+        """Micro-batches per process and step."""
+        return self.size // (self.micro * self.ranks)
+
+    def cut(self, batch: np.ndarray) -> np.ndarray:
+        """This process's micro-batches [accumulation, micro, ...] of a global batch [size, ...]."""
+        return batch.reshape(-1, self.micro, *batch.shape[1:])[self.rank :: self.ranks]
 
 
 class MicroBatches(Dataset):
-    """`self[n]` is micro-batch n of this process, collated, on the CPU."""
+    """`self[n]` is micro-batch n of this process, collated, on the CPU: part n % accumulation of step n // accumulation."""
 
     def __init__(
         self,
@@ -44,9 +63,8 @@ class MicroBatches(Dataset):
         split: Split,
         states: States,
         seed: int,
-        pool: int = 8,
+        pool: int = 1,
         filler: bool = False,
-        total_steps: int | None = None,
     ) -> None:
         if states == "all" and not objective.uses_steps:
             raise TadError(
@@ -55,8 +73,7 @@ class MicroBatches(Dataset):
             )
         self.trajectories, self.objective, self.split = trajectories, objective, split
         self.states, self.seed, self.pool, self.filler = states, seed, pool, filler
-        self.total_steps = total_steps
-        self.accumulation = split.accumulation
+        self.total_steps: int | None = None  # of the run: curricula go by the share that is done
         self._lengths = trajectories.lengths(privileged=_sees_privileged(objective))
         self._epoch: int | None = None
         items, batches = self._plan(0)
@@ -64,23 +81,12 @@ class MicroBatches(Dataset):
         self.states_per_trajectory = len(items) / len(trajectories)
 
     def __getitem__(self, number: int) -> Batch:
-        step, part = divmod(number, self.accumulation)
-        epoch, items = step // self.steps_per_epoch, self.micro_items(step)[part]
-        return collate_items(self.trajectories, self.objective, items, self.seed, epoch, self._progress(step))
-
-    def global_items(self, step: int) -> np.ndarray:
-        """(trajectory, state) of a global batch: [size, 2]."""
+        step, part = divmod(number, self.split.accumulation)
         epoch, place = divmod(step, self.steps_per_epoch)
         items, batches = self._plan(epoch)
-        return items[batches[place]]
-
-    def micro_items(self, step: int) -> list[np.ndarray]:
-        """This process's micro-batches of a step, each [micro, 2]."""
-        items, cut = self.global_items(step), self.split
-        return [items[rows] for rows in split_batch(np.arange(len(items)), cut.micro, cut.rank, cut.ranks)]
-
-    def _progress(self, step: int) -> float:
-        return min(1.0, step / self.total_steps) if self.total_steps else 0.0
+        micro = self.split.cut(items[batches[place]])[part]
+        progress = min(1.0, step / self.total_steps) if self.total_steps else 0.0
+        return collate_items(self.trajectories, self.objective, micro, self.seed, epoch, progress)
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Items and batches of an epoch; the last one asked for is kept."""
@@ -91,7 +97,7 @@ class MicroBatches(Dataset):
         return self._planned
 
 
-class From(Sampler[int]):
+class RangeSampler(Sampler[int]):
     """start, start + 1, ..., stop - 1; without a length, so that the trainer counts steps and not epochs of its own."""
 
     def __init__(self, start: int, stop: int) -> None:
@@ -112,33 +118,50 @@ def collate_items(
     """Views of the items, as one batch. The noise of an item depends on seed, epoch, trajectory and state."""
     views = []
     for index, step in items.tolist():
-        row = trajectories.rows[index]
+        row = trajectories[index]
         rng = np.random.default_rng(row_seed(seed, f"{row.id}/{step}", epoch))
-        views += objective.views(row_of(row), step if objective.uses_steps else None, rng, progress)
+        views += objective.views(row, step if objective.uses_steps else None, rng, progress)
     return objective.collate(views)
 
 
-def row_of(taken: Taken) -> Row:
-    """A trajectory in memory, as objectives take it."""
+def plan_batches(lengths: np.ndarray, size: int, pool: int, seed: int, epoch: int) -> np.ndarray:
+    """Item numbers [batches, size] of an epoch, for rows of `lengths` [items, sides].
 
-    def ids(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64))
+    Items are shuffled; then each run of `pool` batches is put in order of length and cut into batches, whose order is
+    shuffled.
+    """
+    if len(lengths) < size:
+        raise TadError(
+            f"batch.size {size} is more than the {len(lengths)} states of an epoch; make it smaller, "
+            "visit more states or collect more trajectories"
+        )
+    draws = np.random.default_rng([seed, _ORDER, epoch])
+    count = len(lengths) // size
+    order = draws.permutation(len(lengths))[: count * size]
+    whole = count // pool * pool * size  # the last pool may be smaller
+    parts = [order[:whole].reshape(-1, pool * size), order[whole:].reshape(1, -1)]
+    order = np.concatenate([order_by_length(part, lengths).reshape(-1) for part in parts if part.size])
+    return order.reshape(count, size)[draws.permutation(count)]
 
-    return Row(
-        taken.id,
-        ids(taken.plain_ids),
-        ids(taken.privileged_ids),
-        ids(taken.tokens),
-        ids(taken.reveal),
-        taken.n_real,
-    )
 
+def order_by_length(groups: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Reorder each row of item numbers [groups, items]: halves that differ in the side that varies most, and so on.
 
-def padding_of(batch: Batch) -> tuple[int, int]:
-    """Positions that are padding, and all positions, over both canvases."""
-    canvases = [canvas for canvas in (batch.student, batch.teacher) if canvas is not None]
-    positions = sum(canvas.ids.numel() for canvas in canvases)
-    return positions - sum(canvas.tokens for canvas in canvases), positions
+    A group that does not halve evenly is sorted by the sum of its lengths.
+    """
+    shape = groups.shape
+    while groups.shape[1] > 1:
+        found = lengths[groups]  # [groups, items, sides]
+        if groups.shape[1] % 2:
+            key = found.sum(-1)
+        else:
+            widest = np.ptp(found, axis=1).argmax(-1)
+            key = np.take_along_axis(found, widest[:, None, None], axis=-1)[..., 0]
+        groups = np.take_along_axis(groups, key.argsort(axis=1, kind="stable"), axis=1)
+        if groups.shape[1] % 2:
+            break
+        groups = groups.reshape(-1, groups.shape[1] // 2)
+    return groups.reshape(shape)
 
 
 def _sees_privileged(objective: Objective) -> bool:

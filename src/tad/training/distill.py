@@ -6,10 +6,8 @@ import copy
 import math
 import os
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -17,26 +15,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainingArguments, set_seed
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments, set_seed
 
 from tad.errors import TadError
 from tad.models import LM, load
 from tad.models.checkpoint import locate, read_json
-from tad.training.batches import MicroBatches, Split
+from tad.training.batches import MicroBatches, RangeSampler, Split
 from tad.training.checkpoints import POSITION, open_run
-from tad.training.distill_recipe import DistillRecipe
-from tad.training.distill_trainer import DistillTrainer, Evaluate, HeldOut, StepLog
-from tad.training.frozen import fp8_buffers, quantize_frozen, restore_frozen
+from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base
+from tad.training.held_out import HeldOut
 from tad.training.objectives import LossModule, Objective, check_settings, get_objective
 from tad.training.objectives.module import checkpoint_layers
-from tad.training.optimizer import RatePlan
+from tad.training.recipe import DistillRecipe
 from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
-from tad.training.trainer import Progress, trim_log
+from tad.training.trainer import (
+    LOG,
+    BetweenSteps,
+    LossTrainer,
+    ProgressBar,
+    RunSpec,
+    StepLog,
+    Stop,
+    base_arguments,
+    trim_log,
+)
 from tad.training.weights import gather_weights, save_model, save_weights
 from tad.trajectories.window import read_window
 
-ADAPTER, MODEL, LOG = "adapter", "model", "log.jsonl"
+ADAPTER, MODEL = "adapter", "model"
+Evaluate = Callable[[LM, int], Mapping[str, float]]
+"""(the student, step) -> numbers to log. Runs on one process, between steps."""
 ZERO2 = {
     "zero_optimization": {
         "stage": 2,
@@ -81,7 +91,7 @@ def distill(
     saves and stops after that step, to be resumed.
     """
     check_settings(recipe.objective.name, recipe.objective.settings)
-    with open_run(out, (ADAPTER, MODEL), resume, recipe.decides(), recipe.keep) as checkpoint:
+    with open_run(out, (ADAPTER, MODEL), resume, recipe.content_hash_fields(), recipe.keep) as checkpoint:
         return _train(recipe, out, checkpoint, evaluate, lm, stop_at, quiet)
 
 
@@ -108,48 +118,39 @@ def _train(
     data.total_steps = steps = recipe.learning.steps or math.ceil(
         recipe.learning.epochs * data.steps_per_epoch
     )
-    held_out = None
-    if recipe.validation:
-        held = read_stores([Path(folder) for folder in recipe.validation], lm)
-        held_out = HeldOut(held, objective, recipe.validation_states, split, recipe.seed)
-    arguments.max_steps = steps
-    arguments.warmup_steps = round(recipe.learning.warmup * steps)
+    arguments.max_steps, arguments.warmup_steps = steps, round(recipe.learning.warmup * steps)
+    measures = _measures(recipe, lm, objective, split, steps, evaluate)
     set_seed(recipe.seed)  # adapters start the same on every process
     module = build_module(recipe, lm, objective, arguments.bf16)
     set_seed(recipe.seed + rank)  # dropout does not
-    stop = Stop(stop_at)
     start = 0 if checkpoint is None else int(read_json(checkpoint / POSITION)["step"])
-    given = {"window": asdict(objective).get("window"), "trajectories": trajectories.digest()}
+    position = {
+        "recipe": recipe.content_hash_fields(),
+        "given": {"window": asdict(objective).get("window"), "trajectories": trajectories.digest()},
+    }
     if checkpoint is not None:
-        _check_given(checkpoint, given)
+        _check_given(checkpoint, position["given"])
     if arguments.should_save:
         trim_log(out / LOG, None if checkpoint is None else start)
-    trainer = DistillTrainer(
-        lm,
-        module,
-        data,
-        steps,
-        start,
-        recipe.keep,
-        {"recipe": recipe.decides(), "given": given},
-        workers=_workers(recipe),
-        held_out=held_out,
-        validate_every=recipe.validate_every,
-        evaluate=evaluate,
-        evaluate_every=recipe.evaluation.every if recipe.evaluation else recipe.validate_every,
-        args=arguments,
-        callbacks=[stop, StepLog(out / LOG), *([] if quiet else [Progress(RatePlan(steps, 0, 0.0))])],
+    spec = RunSpec(
+        batches=_load_batches(data, start, steps, recipe, arguments),
+        start=start,
+        steps=steps,
+        keep=recipe.keep,
+        position=lambda step: {"step": step, **position},
+        per_step={"states": split.size, "trajectories": split.size / data.states_per_trajectory},
+        measures=measures,
+        adapter=None if lm.peft is None else lm.peft.peft_config["default"],
     )
-    stop.trainer = trainer
-    with stop.listening(), explained(recipe):
-        if checkpoint is not None and start >= steps:
-            trainer.load_finished(checkpoint)
-        else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    stop = Stop(stop_at)
+    bar = [] if quiet else [ProgressBar(lambda: steps)]
+    trainer = LossTrainer(module, spec, args=arguments, callbacks=[stop, StepLog(out / LOG), *bar])
+    with explained(recipe):
+        trainer.run(checkpoint, stop)
     finished = trainer.state.global_step >= steps
     path = write_result(trainer, recipe, out) if finished else out
-    if recipe.frozen == "fp8":
-        restore_frozen(lm.model)
+    if recipe.fp8_base_forward:
+        restore_base(lm.model)
     if arguments.should_save:
         write_record(
             out,
@@ -161,6 +162,48 @@ def _train(
         )
     trainer.accelerator.wait_for_everyone()
     return Outcome(path, trainer.state.global_step, steps, finished, stop.asked)
+
+
+def _measures(
+    recipe: DistillRecipe, lm: LM, objective: Objective, split: Split, steps: int, evaluate: Evaluate | None
+) -> tuple[BetweenSteps, ...]:
+    """Held-out loss at the start, the end and between; the quick evaluation at the end and between."""
+    found = []
+    if recipe.validation:
+        held = read_stores([Path(folder) for folder in recipe.validation], lm)
+        held_out = HeldOut(held, objective, recipe.validation_states, split, recipe.seed)
+        found.append(
+            BetweenSteps(lambda step: step % recipe.validate_every == 0 or step >= steps, held_out.measure)
+        )
+    if evaluate is not None:
+        every = recipe.evaluation.every if recipe.evaluation else recipe.validate_every
+
+        def measure(trainer: LossTrainer) -> dict[str, float]:
+            numbers: dict[str, float] = {}
+            if trainer.args.process_index == 0:
+                trainer.model.eval()
+                with torch.no_grad(), torch.random.fork_rng():
+                    told = evaluate(lm, trainer.state.global_step)
+                numbers = {f"eval_{name}": float(value) for name, value in told.items()}
+            trainer.accelerator.wait_for_everyone()
+            return numbers
+
+        found.append(BetweenSteps(lambda step: step > 0 and (step % every == 0 or step >= steps), measure))
+    return tuple(found)
+
+
+def _load_batches(
+    data: MicroBatches, start: int, steps: int, recipe: DistillRecipe, arguments: TrainingArguments
+) -> DataLoader:
+    cuda, parts = arguments.device.type == "cuda", data.split.accumulation
+    return DataLoader(
+        data,
+        batch_size=None,
+        sampler=RangeSampler(start * parts, steps * parts),
+        num_workers=recipe.workers if recipe.workers is not None else 4 * cuda,
+        pin_memory=cuda,
+        generator=torch.Generator(),  # the loader draws a seed for itself, which must not come from the run's
+    )
 
 
 def build_objective(recipe: DistillRecipe, lm: LM) -> Objective:
@@ -192,14 +235,14 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
         for weight in lm.model.parameters():
             if weight.requires_grad:
                 weight.data = weight.data.float()
-        if recipe.frozen == "fp8":
-            quantize_frozen(lm.model)
+        if recipe.fp8_base_forward:
+            quantize_base(lm.model)
     if recipe.gradient_checkpointing:
         checkpoint_layers(lm.model, every=2 if recipe.gradient_checkpointing == "half" else 1)
     if recipe.compile:
         for layer in lm.model.layers():  # rows have many lengths, so shapes stay open
             layer.compile()
-    module = LossModule(lm.model, objective, teacher, lean=recipe.lean)
+    module = LossModule(lm.model, objective, teacher, chunked=recipe.chunked_loss)
     module._no_split_modules = lm.model._no_split_modules  # what FSDP wraps one by one
     module._ddp_params_and_buffers_to_ignore = fp8_buffers(module)
     return module
@@ -229,8 +272,11 @@ def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> Traini
         settings["deepspeed"] = copy.deepcopy(ZERO2)
     if split.ranks > 1 and not cuda:
         settings["ddp_backend"] = "gloo"
-    arguments = TrainingArguments(
-        output_dir=str(out),
+    arguments = base_arguments(
+        out,
+        steps=1,  # known once the trajectories are read
+        save_every=recipe.save_every,
+        seed=recipe.seed,
         per_device_train_batch_size=split.micro,
         gradient_accumulation_steps=split.accumulation,
         learning_rate=learning.lr,
@@ -243,20 +289,12 @@ def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> Traini
         bf16=bf16,
         use_cpu=not cuda,
         logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_steps=recipe.save_every,
-        save_strategy="steps",
-        ignore_data_skip=True,  # the sampler itself starts at the right step
         ddp_find_unused_parameters=False,
-        seed=recipe.seed,
         report_to=report_to or "none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
         **settings,
     )
     if cuda and split.ranks == 1 and recipe.device is not None:
         _choose_gpu(arguments, torch.device(recipe.device))
-    arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs are for several processes, not for one
     return arguments
 
 
@@ -267,9 +305,9 @@ def _choose_gpu(arguments: TrainingArguments, device: torch.device) -> None:
         arguments.__dict__["_setup_devices"] = device  # a cached property
 
 
-def write_result(trainer: DistillTrainer, recipe: DistillRecipe, out: Path) -> Path:
+def write_result(trainer: LossTrainer, recipe: DistillRecipe, out: Path) -> Path:
     """The adapter directory, or the model's released layout; whole or not at all."""
-    lm, path = trainer.lm, out / (MODEL if recipe.full else ADAPTER)
+    path = out / (MODEL if recipe.full else ADAPTER)
     state = gather_weights(trainer.accelerator.unwrap_model(trainer.model).student)
     if trainer.args.should_save:
         staging = path.with_name(f".{path.name}")
@@ -277,18 +315,18 @@ def write_result(trainer: DistillTrainer, recipe: DistillRecipe, out: Path) -> P
         if recipe.full:
             save_model(state, staging, locate(recipe.model))
         else:
-            save_weights(state, staging, lm.peft.peft_config["default"])
+            save_weights(state, staging, trainer.spec.adapter)
         shutil.rmtree(path, ignore_errors=True)
         staging.rename(path)
     return path
 
 
-def facts(lm: LM, trajectories: TrajectorySet, data: MicroBatches, trainer: DistillTrainer) -> dict[str, Any]:
+def facts(lm: LM, trajectories: TrajectorySet, data: MicroBatches, trainer: LossTrainer) -> dict[str, Any]:
     """What the record says about a call beside the recipe."""
     meta = trajectories.metas[0]
     return {
         "steps": trainer.state.global_step,
-        "planned_steps": trainer.steps,
+        "planned_steps": trainer.spec.steps,
         "fingerprints": {"model": meta.model, "tokenizer": meta.tokenizer},
         "stores": [
             {"folder": str(folder), "order": meta.recipe.get("order"), "examples": meta.examples}
@@ -300,38 +338,6 @@ def facts(lm: LM, trajectories: TrajectorySet, data: MicroBatches, trainer: Dist
         "trained_parameters": sum(p.numel() for p in lm.model.parameters() if p.requires_grad),
         "processes": data.split.ranks,
     }
-
-
-class Stop(TrainerCallback):
-    """Ends a run early with a checkpoint: at a step, or when the user or the cluster asks for it."""
-
-    def __init__(self, at: int | None) -> None:
-        self.at, self.asked = at, False
-        self.trainer: DistillTrainer | None = None
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Ctrl-C and termination ask politely; a second Ctrl-C does not wait."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {kind: signal.signal(kind, self._ask) for kind in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
-
-    def _ask(self, kind: int, frame: Any) -> None:
-        if self.asked and kind == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        assert self.trainer is not None
-        self.asked = self.trainer.over_processes({"asked": float(self.asked)})["asked"] > 0
-        if self.asked or state.global_step == self.at:
-            control.should_save = control.should_training_stop = True
 
 
 @contextmanager
@@ -362,9 +368,3 @@ def _check_given(checkpoint: Path, now: dict[str, Any]) -> None:
             f"{checkpoint}: was made with objective.window {before['window']}, which is now measured as {now['window']}; "
             "measure it as before, or start another run with another --out"
         )
-
-
-def _workers(recipe: DistillRecipe) -> int:
-    if recipe.workers is not None:
-        return recipe.workers
-    return 4 if torch.cuda.is_available() and recipe.device != "cpu" else 0

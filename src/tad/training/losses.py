@@ -1,8 +1,9 @@
 """Losses of rows of logits: cross-entropy, KL to a teacher, entropy; with the head inside, never [rows, vocab] at once.
 
-`lean_losses` takes hidden states at the positions that are wanted and the head. It runs the head chunk by chunk, keeps one
-number per row, and runs it again in backward: what stays alive between the two is [rows, width]. `plain_losses` is the
-same formula on logits that exist, left to autograd; it is what the lean one is held to.
+`chunked_losses` is a chunked linear cross-entropy (and KL, and entropy): it takes hidden states at the positions that are
+wanted and the head, runs the head chunk by chunk, keeps one number per row, and runs it again in backward. What stays alive
+between the two is [rows, width]. `plain_losses` is the same formula on logits that exist, left to autograd; the chunked one
+is held to it.
 
 Everything after the head is in fp32 (fp64 if the logits are). Which rows, which weights and which average: not here.
 """
@@ -32,7 +33,7 @@ class RowLosses(NamedTuple):
 
     cross_entropy: Tensor  # -log p(label)
     kl: Tensor | None  # tau^2 KL(teacher || student), both at temperature tau
-    certainty: Tensor | None  # entropy of the student at `temperature`
+    scaled_entropy: Tensor | None  # entropy of the student at `temperature`
     teacher_entropy: Tensor | None  # at tau
     confidence: Tensor  # p(label)
     entropy: Tensor  # of the student at temperature 1
@@ -55,24 +56,30 @@ def plain_losses(
 ) -> RowLosses:
     """The formulas as written, on whole logits."""
     logits = _wide(logits)
-    kl = teacher_entropy = certainty = None
+    kl = teacher_entropy = scaled_entropy = None
     if teacher_logits is not None:
         wanted = (_wide(teacher_logits) / tau).log_softmax(-1)
         given = (logits / tau).log_softmax(-1)
         kl = tau**2 * F.kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
         teacher_entropy = _entropy(wanted)
     if temperature is not None:
-        certainty = _entropy((logits / temperature).log_softmax(-1))
+        scaled_entropy = _entropy((logits / temperature).log_softmax(-1))
     cross_entropy = F.cross_entropy(logits, labels, reduction="none")
     with torch.no_grad():
         logs = logits.log_softmax(-1)
         right = logits.argmax(-1) == labels
     return RowLosses(
-        cross_entropy, kl, certainty, teacher_entropy, (-cross_entropy.detach()).exp(), _entropy(logs), right
+        cross_entropy,
+        kl,
+        scaled_entropy,
+        teacher_entropy,
+        (-cross_entropy.detach()).exp(),
+        _entropy(logs),
+        right,
     )
 
 
-def lean_losses(
+def chunked_losses(
     hidden: Tensor,  # [rows, width]
     head: Head,
     labels: Tensor,  # [rows]
@@ -91,7 +98,7 @@ def lean_losses(
     compute = torch.get_autocast_dtype(kind) if mixed else head.weight.dtype
     teacher = teacher_head or head
     with torch.autocast(kind, enabled=False):
-        found = _Lean.apply(
+        found = _ChunkedLosses.apply(
             hidden,
             head.weight,
             head.bias,
@@ -107,7 +114,7 @@ def lean_losses(
     return RowLosses(*cast(Any, found))
 
 
-class _Lean(torch.autograd.Function):
+class _ChunkedLosses(torch.autograd.Function):
     """Forward keeps numbers per row; backward runs the head again and sums the gradient chunk by chunk."""
 
     @staticmethod
@@ -145,7 +152,7 @@ class _Lean(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, taught, teacher_weight, teacher_bias = ctx.saved_tensors
         tau, temperature, chunk, compute = ctx.settings
-        by_ce, by_kl, by_certainty = grads[:3]
+        by_ce, by_kl, by_entropy = grads[:3]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         head = Head(weight.to(compute), None if bias is None else bias.to(compute))
         teacher = Head(teacher_weight.to(compute), None if teacher_bias is None else teacher_bias.to(compute))
@@ -165,10 +172,10 @@ class _Lean(torch.autograd.Function):
             if by_kl is not None:
                 given, wanted = (logits / tau).softmax(-1), (_logits(taught[part], teacher) / tau).softmax(-1)
                 slope += (given - wanted) * (tau * by_kl[part, None])
-            if by_certainty is not None:
+            if by_entropy is not None:
                 logs = (logits / temperature).log_softmax(-1)
                 slope -= (
-                    logs.exp() * (logs + _entropy(logs)[:, None]) * (by_certainty[part, None] / temperature)
+                    logs.exp() * (logs + _entropy(logs)[:, None]) * (by_entropy[part, None] / temperature)
                 )
             narrow = slope.to(compute)
             if to_hidden is not None:
@@ -192,15 +199,15 @@ def _row_numbers(
     logs = logits.log_softmax(-1)
     own = logs.gather(-1, labels[:, None])[:, 0]
     entropy, right = _entropy(logs), logits.argmax(-1) == labels
-    kl = teacher_entropy = certainty = None
+    kl = teacher_entropy = scaled_entropy = None
     if temperature is not None:
-        certainty = _entropy((logits / temperature).log_softmax(-1))
+        scaled_entropy = _entropy((logits / temperature).log_softmax(-1))
     if guide is not None:
         given = logs if tau == 1 else (logits / tau).log_softmax(-1)
         wanted = (guide / tau).log_softmax(-1)
         kl = tau**2 * (wanted.exp() * (wanted - given)).sum(-1)
         teacher_entropy = _entropy(wanted)
-    return RowLosses(-own, kl, certainty, teacher_entropy, own.exp(), entropy, right)
+    return RowLosses(-own, kl, scaled_entropy, teacher_entropy, own.exp(), entropy, right)
 
 
 def _logits(hidden: Tensor, head: Head) -> Tensor:

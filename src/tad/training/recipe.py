@@ -1,124 +1,152 @@
-"""The recipe of a pretraining run: model, data, optimization and bookkeeping, typed."""
+"""The recipe of a distillation run, typed. Defaults are the paper's training settings for LLaDA."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from tad.config import Recipe
-from tad.errors import TadError
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class ModelSection(Recipe):
-    """The network to train, or the checkpoint to go on from."""
+class ObjectiveSection(Recipe):
+    """What is learned: an objective's name, and its own settings beside it (`window`, `lambda`, `tau`, ...)."""
 
-    family: str
-    width: Positive
-    layers: Positive
-    heads: Positive
-    kv_heads: Positive | None = None
-    mlp: Positive
-    context: Positive = 512
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations while training; the optimizer keeps fp32 copies of bfloat16 weights."""
-    start_from: Path | None = None
-    """A checkpoint directory whose weights to start from, with a fresh optimizer."""
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
-    @field_validator("family")
-    @classmethod
-    def _check_family(cls, value: str) -> str:
-        from tad.models import family_named
+    name: str = "tad"
 
-        try:
-            return family_named(value).name
-        except TadError as error:
-            raise ValueError(str(error)) from None
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> ModelSection:
-        if (
-            self.width % self.heads
-            or self.heads % (self.kv_heads or self.heads)
-            or (self.width // self.heads) % 2
-        ):
-            raise ValueError("width, heads and kv_heads do not fit together")
-        return self
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
 
 
-class DataSection(Recipe):
-    """What the model sees."""
+class AdapterSection(Recipe):
+    """LoRA on all seven projections of every layer."""
 
-    families: dict[str, float]
-    """Task names and their weights."""
-    privileged: Share = 0.3
-    """Share of prompts that carry the reference."""
-    examples: Positive
-    """Distinct examples; after these the run starts over, in another order."""
-    widths: list[Positive]
-    """Row lengths in tokens, ascending. A row is prompt, answer, and end tokens to the full width."""
-    room: Positive = 96
-    """Half of the rows get at least this much space for the answer, as decoding will give them."""
-    chunk: Positive = 32768
-    """Examples generated at a time; rows that do not fill a batch at the end of a chunk are left out."""
-    workers: int | None = None
-    """Processes that generate; default: all cores but two, 0 generates in the training process."""
-
-    @model_validator(mode="after")
-    def _check_widths(self) -> DataSection:
-        if sorted(set(self.widths)) != self.widths:
-            raise ValueError("widths should ascend")
-        if not self.families or min(self.families.values()) <= 0:
-            raise ValueError("families needs at least one task, with positive weights")
-        return self
+    rank: Positive = 128
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """Default: the rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
 
 
-class OptimizationSection(Recipe):
-    """How it learns: Muon for the matrices inside layers, Adam for the rest; warm up, hold, decay to zero."""
+class LearningSection(Recipe):
+    """AdamW and how long."""
 
-    steps: Positive
-    tokens_per_step: Positive
-    matrix_lr: Annotated[float, Field(gt=0)] = 0.02
-    other_lr: Annotated[float, Field(gt=0)] = 0.003
+    lr: Annotated[float, Field(gt=0)] = 2e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Share = 0.0
+    """The share of the run in which the rate rises from zero."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    warmup: Annotated[int, Field(ge=0)] = 100
-    decay: Share = 0.4
-    """The share of the run in which the rate falls."""
-    weight_floor: Annotated[float, Field(ge=1e-3, le=1)] = 0.2
-    """Masked tokens weigh 1 / max(ratio, this); 0.001 is the published loss."""
-    block_states: Share = 0.0
-    """Share of rows masked as decoding leaves them: earlier blocks whole, one in part, all later ones masks."""
-    block: Positive = 32
-    clip: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    clip: Annotated[float, Field(ge=0)] = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    steps: Positive | None = None
+    """Optimizer steps; takes the place of `epochs`."""
 
 
-class PretrainRecipe(Recipe):
-    """Everything `tad pretrain` needs."""
+class BatchSection(Recipe):
+    """The global batch, and how it is cut to fit. Only `size` changes what is learned, and `pool` a little."""
+
+    size: Positive = 256
+    """States per optimizer step, over all processes."""
+    micro: Positive = 4
+    """States per forward; the rest of a process's share is accumulated."""
+    pool: Positive = 1
+    """Batches among which states are sorted by length. 1 keeps a batch a random sample; more pad less, but a batch then has
+    rows of one length, which often means of one task."""
+
+
+class EvaluationSection(Recipe):
+    """A quick look at accuracy and tokens per forward while training."""
+
+    tasks: list[str] = Field(min_length=1)
+    every: Positive = 500
+    limit: Positive = 64
+    """Examples of each task."""
+    split: str | None = None
+    decoder: str = "tad"
+    gen_length: Positive = 256
+    batch_size: Positive = 16
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The decoder's own parameters."""
+
+
+class DistillRecipe(Recipe):
+    """Everything `tad distill` needs."""
 
     name: str
-    model: ModelSection
-    data: DataSection
-    optimization: OptimizationSection
+    model: str
+    trajectories: list[str] = Field(min_length=1)
+    """Stores made by `tad collect`."""
+    objective: ObjectiveSection = ObjectiveSection()
+    states: Positive | Literal["all"] = "all"
+    """States per trajectory and epoch; for objectives that draw their own noise, draws per trajectory."""
+    filler_states: bool = False
+    """Also visit states in which only end filler is left to reveal."""
+    adapter: AdapterSection = AdapterSection()
+    full: bool = False
+    """Train all weights instead of adapters. A teacher then costs a second, frozen copy of the model."""
+    learning: LearningSection = LearningSection()
+    batch: BatchSection = BatchSection()
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the computation; auto: bf16 on a GPU. What is trained is kept in fp32."""
+    fp8_base_forward: bool = False
+    """Run the frozen projections under adapters in fp8; gradients go through the weights as they are."""
+    gradient_checkpointing: bool | Literal["half"] = False
+    """Make the activations of all layers, or of every other one, again in backward: less memory, more time."""
+    compile: bool = False
+    chunked_loss: bool = True
+    """Chunked linear cross-entropy; false makes whole logits, to compare."""
+    validation: list[str] = Field(default_factory=list)
+    """Stores whose held-out loss is logged at the start, the end and every `validate_every` steps."""
+    validation_states: Positive = 4
+    validate_every: Positive = 200
+    evaluation: EvaluationSection | None = None
     seed: int = 0
-    compile: bool | None = None
-    """torch.compile the layers; default: on a GPU."""
-    log_every: Positive = 50
-    save_every: Positive = 2000
+    save_every: Positive = 500
     keep: Positive = 2
     """Checkpoints kept for resuming."""
-    shard: str = "15MB"
-    """Largest weight file of the result."""
+    report_to: list[str] | None = None
+    """tensorboard, wandb, trackio, ...; default: tensorboard where it is installed. The JSONL log is always written."""
+    distributed: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    """How the processes of torchrun or accelerate share the work; deepspeed is ZeRO-2."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that prepare batches; default: 4 on a GPU, none on a CPU."""
+    device: str | None = None
+    dtype: str | None = None
+    """Of the weights as loaded; default: the checkpoint's own."""
 
-    def decides(self) -> dict[str, Any]:
-        """The part that decides the result of a run that has begun."""
+    @model_validator(mode="after")
+    def _check(self) -> DistillRecipe:
+        if self.full and "adapter" in self.model_fields_set:
+            raise ValueError("full: true trains no adapter; leave out one of the two sections")
+        if self.fp8_base_forward and self.full:
+            raise ValueError("fp8_base_forward needs frozen weights; leave it out with full: true")
+        if self.fp8_base_forward and self.distributed != "ddp":
+            raise ValueError(
+                f"fp8_base_forward keeps whole weights on every process; leave it out with distributed: {self.distributed}"
+            )
+        if self.distributed == "fsdp" and self.evaluation is not None:
+            raise ValueError(
+                "evaluation needs whole weights on one process; leave it out with distributed: fsdp"
+            )
+        return self
+
+    def content_hash_fields(self) -> dict[str, Any]:
+        """The part that decides the result. Where, how split and how often saved may change between calls."""
         values = self.model_dump(mode="json")
-        for name in ("name", "compile", "log_every", "save_every", "keep", "shard"):
+        for name in _MAY_CHANGE:
             values.pop(name)
-        values["data"].pop("workers")
-        values["model"].pop("start_from")
+        values["batch"].pop("micro")
         return values
+
+
+_MAY_CHANGE = (
+    "name", "model", "trajectories", "validation", "validation_states", "validate_every", "evaluation", "save_every",
+    "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing", "chunked_loss",
+)  # fmt: skip

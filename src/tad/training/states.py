@@ -16,6 +16,9 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
 
 from tad.errors import TadError
 from tad.models import LM
@@ -27,58 +30,74 @@ _COLUMNS = ("plain_ids", "privileged_ids", "tokens", "reveal")
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What training needs of one trajectory, as arrays; `store` is its place among the stores."""
+class TrajectoryArrays:
+    """What training needs of one trajectory, as CPU tensors."""
 
     id: str
-    store: int
-    plain_ids: np.ndarray
-    privileged_ids: np.ndarray
-    tokens: np.ndarray
-    reveal: np.ndarray
-    n_real: int
+    plain_ids: Tensor  # [prompt] int64
+    privileged_ids: Tensor  # [longer prompt] int64
+    tokens: Tensor  # [length] int64
+    reveal: Tensor  # [length] int64, from 1
+    n_real: int  # reveal steps after this one are end filler
+
+    @property
+    def filler(self) -> Tensor:
+        """[length] bool: positions that only fill the canvas after the end of the answer."""
+        return self.reveal > self.n_real
 
 
 class TrajectorySet:
-    """The trajectories of one or several stores, as int32 arrays: about 4 KB each at the paper's lengths."""
+    """The trajectories of one or several stores: flat int32 columns, about 4 KB a trajectory at the paper's lengths."""
 
-    def __init__(self, rows: Sequence[Taken], metas: Sequence[StoreMeta], folders: Sequence[Path]) -> None:
-        self.rows, self.metas, self.folders = list(rows), list(metas), list(folders)
+    def __init__(
+        self, table: pa.Table, metas: Sequence[StoreMeta] = (), folders: Sequence[Path] = ()
+    ) -> None:
+        self.metas, self.folders = list(metas), list(folders)
+        self.ids: list[str] = table["id"].to_pylist()
+        self.n_real = table["n_real"].to_numpy().astype(np.int64)
+        self._values, self._starts = {}, {}  # column -> all its values, and where each row's begin
+        for name in _COLUMNS:
+            column = table[name].combine_chunks()
+            sizes = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+            self._values[name] = column.flatten().to_numpy(zero_copy_only=False).astype(np.int32)
+            self._starts[name] = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> TrajectoryArrays:
+        columns = {}
+        for name in _COLUMNS:
+            low, high = self._starts[name][index : index + 2]
+            columns[name] = torch.from_numpy(self._values[name][low:high].astype(np.int64))
+        return TrajectoryArrays(id=self.ids[index], n_real=int(self.n_real[index]), **columns)
 
     def digest(self) -> str:
         """Of everything training sees of them, in order."""
-        found = hashlib.blake2b(digest_size=8)
-        for row in self.rows:
-            for values in (row.plain_ids, row.privileged_ids, row.tokens, row.reveal):
-                found.update(len(values).to_bytes(4, "little") + values.tobytes())
-            found.update(f"{row.id} {row.n_real}".encode())
+        found = hashlib.blake2b(repr(self.ids).encode() + self.n_real.tobytes(), digest_size=8)
+        for name in _COLUMNS:
+            found.update(self._starts[name].tobytes() + self._values[name].tobytes())
         return found.hexdigest()
 
     def steps(self, filler: bool) -> np.ndarray:
         """The number of states of each trajectory; those past the end of the answer only with `filler`."""
-        return np.array(
-            [int(row.reveal.max()) if filler else row.n_real for row in self.rows], dtype=np.int64
-        )
+        if not filler:
+            return self.n_real
+        return np.maximum.reduceat(self._values["reveal"], self._starts["reveal"][:-1]).astype(np.int64)
 
     def lengths(self, privileged: bool) -> np.ndarray:
         """[trajectories, 2]: prompt lengths of student and teacher; what their rows cost, and how to group them."""
-        pairs = [
-            (len(row.plain_ids), len(row.privileged_ids if privileged else row.plain_ids))
-            for row in self.rows
-        ]
-        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        teacher = "privileged_ids" if privileged else "plain_ids"
+        return np.stack([np.diff(self._starts["plain_ids"]), np.diff(self._starts[teacher])], axis=1)
 
 
 def read_stores(folders: Sequence[Path], lm: LM | None = None) -> TrajectorySet:
     """Read trajectories; with a model, refuse those of another model or tokenizer."""
     if not folders:
         raise TadError("trajectories: name at least one store made by 'tad collect'")
-    rows: list[Taken] = []
+    tables: list[pa.Table] = []
     metas: list[StoreMeta] = []
-    for place, folder in enumerate(folders):
+    for folder in folders:
         store = TrajectoryStore.open(folder)
         if lm is not None:
             check_store(store, lm)
@@ -88,11 +107,12 @@ def read_stores(folders: Sequence[Path], lm: LM | None = None) -> TrajectorySet:
                 f"{metas[0].gen_length}; train on them one after the other"
             )
         metas.append(store.meta)
-        rows += _take(store.table(), place)
-    if not rows:
+        tables.append(store.table())
+    table = pa.concat_tables(tables)
+    if not table.num_rows:
         names = ", ".join(str(folder) for folder in folders)
         raise TadError(f"{names}: no trajectories in the store; collect some, or collect with keep=all")
-    return TrajectorySet(rows, metas, [Path(folder) for folder in folders])
+    return TrajectorySet(table, metas, [Path(folder) for folder in folders])
 
 
 def check_store(store: TrajectoryStore, lm: LM) -> None:
@@ -111,20 +131,6 @@ def check_store(store: TrajectoryStore, lm: LM) -> None:
             )
 
 
-def _take(table: pa.Table, store: int) -> list[Taken]:
-    """Rows of a table as arrays, without a Python integer per token on the way."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for name in _COLUMNS:
-        column = table[name].combine_chunks()
-        values = column.values.to_numpy(zero_copy_only=False).astype(np.int32)
-        parts[name] = np.split(values, column.offsets.to_numpy()[1:-1]) if len(column) else []
-    ids, real = table["id"].to_pylist(), table["n_real"].to_pylist()
-    return [
-        Taken(id=ids[i], store=store, n_real=int(real[i]), **{name: parts[name][i] for name in _COLUMNS})
-        for i in range(len(ids))
-    ]
-
-
 def draw_steps(steps: int, states: States, seed: int, epoch: int, trajectory: str) -> np.ndarray:
     """The states visited of one trajectory in one epoch, ascending."""
     if states == "all" or states >= steps:
@@ -138,7 +144,7 @@ def draw_items(
 ) -> np.ndarray:
     """All (trajectory, state) of an epoch: [items, 2], ordered by trajectory and state."""
     found = []
-    for index, (row, steps) in enumerate(zip(trajectories.rows, trajectories.steps(filler), strict=True)):
-        drawn = draw_steps(int(steps), states, seed, epoch, row.id)
+    for index, (name, steps) in enumerate(zip(trajectories.ids, trajectories.steps(filler), strict=True)):
+        drawn = draw_steps(int(steps), states, seed, epoch, name)
         found.append(np.stack([np.full_like(drawn, index), drawn], axis=1))
     return np.concatenate(found)

@@ -93,7 +93,7 @@ class Collector:
             gen_length=self.recipe.gen_length,
             examples=len(self.items),
             shards=self.shards,
-            recipe=self.recipe.decides(),
+            recipe=self.recipe.content_hash_fields(),
             code=tad.__version__,
         )
 

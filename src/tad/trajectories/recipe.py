@@ -63,7 +63,7 @@ class CollectRecipe(Recipe):
     dtype: str | None = None
     data_dir: str | None = None
 
-    def decides(self) -> dict[str, Any]:
+    def content_hash_fields(self) -> dict[str, Any]:
         """The part that decides the content of a shard; where it runs and from which path is not in it."""
         values = self.model_dump(mode="json")
         for name in ("model", "device", "data_dir", "batch_size", "compile"):

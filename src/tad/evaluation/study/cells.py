@@ -25,7 +25,7 @@ from tad.evaluation.recipe import EvalTask
 from tad.evaluation.study.recipe import NEVER, Method, StudyRecipe, Values, lay_over, set_field
 from tad.evaluation.sweep import Setting
 from tad.models.checkpoint import parse_dtype
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe
 
 _OWN = ("title", "vary", "seeds", "absent")  # what a method does not take over from the one it is like
 
@@ -195,12 +195,12 @@ class Hashes:
         values = self.recipe.collect_recipe(self.recipe.stores[name])
         window = self.recipe.window.model_dump()
         window.pop("batch_size")
-        return digest([self.base.model, self.base.tokenizer, values.decides(), window])
+        return digest([self.base.model, self.base.tokenizer, values.content_hash_fields(), window])
 
     def student(self, cell: Cell) -> str | None:
         if cell.store is None:
             return None
-        return digest([self.store(cell.store), self.training(cell, "", None).decides()])
+        return digest([self.store(cell.store), self.training(cell, "", None).content_hash_fields()])
 
     def answers(self, cell: Cell) -> str:
         recipe = self.recipe.eval_recipe(cell.tasks)

@@ -36,7 +36,7 @@ from tad.evaluation.study.workbench import (
 )
 from tad.evaluation.sweep import FIRST, Setting
 from tad.files import create_folder, write_json, writing
-from tad.training.distill_recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe
 from tad.training.record import RECORD, describe_machine
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import ShardStats, TrajectoryStore
@@ -324,7 +324,7 @@ def _check_finished(out: Path, recipe: DistillRecipe) -> None:
             f"{out}: holds an adapter without {RECORD}; use another --out, or list it under 'adapters'"
         )
     values = json.loads(path.read_text(encoding="utf-8"))["recipe"]
-    before, now = DistillRecipe.model_validate(values).decides(), recipe.decides()
+    before, now = DistillRecipe.model_validate(values).content_hash_fields(), recipe.content_hash_fields()
     for field in before:
         if before[field] != now.get(field):
             raise TadError(

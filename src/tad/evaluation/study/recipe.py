@@ -20,7 +20,7 @@ from tad.errors import TadError
 from tad.evaluation.recipe import EvalRecipe, EvalTask
 from tad.evaluation.sweep import Setting, plan
 from tad.tasks import check_contamination, get_task
-from tad.training.distill_recipe import DistillRecipe, ObjectiveSection
+from tad.training.recipe import DistillRecipe, ObjectiveSection
 from tad.trajectories.recipe import CollectRecipe, TaskSection
 
 Positive = Annotated[int, Field(gt=0)]

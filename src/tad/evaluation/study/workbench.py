@@ -20,9 +20,8 @@ from tad.evaluation.study.recipe import WindowSection
 from tad.models import LM, load, lora
 from tad.models.checkpoint import Checkpoint, locate
 from tad.training.checkpoints import checkpoints
-from tad.training.distill import ADAPTER, MODEL, Outcome, distill
-from tad.training.distill_recipe import DistillRecipe
-from tad.training.distill_trainer import Evaluate
+from tad.training.distill import ADAPTER, MODEL, Evaluate, Outcome, distill
+from tad.training.recipe import DistillRecipe
 from tad.training.weights import detach
 from tad.trajectories.collect import Report
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer

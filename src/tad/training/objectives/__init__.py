@@ -12,12 +12,10 @@ from tad.errors import TadError
 from tad.models import Family, family_named
 from tad.training.objectives.base import (
     Batch,
-    Canvas,
-    Evidence,
-    Group,
+    LossOutput,
     Objective,
-    Parts,
-    Row,
+    PaddedIds,
+    TermTargets,
     View,
     add_stats,
     averages,
@@ -26,7 +24,7 @@ from tad.training.objectives.base import (
 from tad.training.objectives.d2f import D2F
 from tad.training.objectives.d3llm import D3LLM
 from tad.training.objectives.dparallel import DParallel
-from tad.training.objectives.module import LossModule, adapters_off
+from tad.training.objectives.module import LossModule, ModelOutputs, adapters_off
 from tad.training.objectives.sft import Sft
 from tad.training.objectives.tad import Tad
 
@@ -37,16 +35,15 @@ __all__ = [
     "D3LLM",
     "OBJECTIVES",
     "Batch",
-    "Canvas",
     "DParallel",
-    "Evidence",
-    "Group",
     "LossModule",
+    "LossOutput",
+    "ModelOutputs",
     "Objective",
-    "Parts",
-    "Row",
+    "PaddedIds",
     "Sft",
     "Tad",
+    "TermTargets",
     "View",
     "adapters_off",
     "add_stats",
@@ -63,7 +60,9 @@ def get_objective(name: str, *, mask_token: int, family: str | Family, **setting
     found = family if isinstance(family, Family) else family_named(family)
     given = {key: _checked(kind, key, value) for key, value in given.items()}
     return kind(
-        mask_token=mask_token, shift=found.logit_shift, **{**kind.published.get(found.name, {}), **given}
+        mask_token=mask_token,
+        logit_shift=found.logit_shift,
+        **{**kind.published.get(found.name, {}), **given},
     )
 
 
@@ -72,7 +71,7 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     if name not in OBJECTIVES:
         raise TadError(f"objective '{name}' is not known; known: {', '.join(OBJECTIVES)}")
     given = {"lambda_" if key == "lambda" else key: value for key, value in settings.items()}
-    known = [f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "shift")]
+    known = [f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "logit_shift")]
     for key in given:
         if key not in known:
             shown = [field.removesuffix("_") for field in known]

@@ -4,8 +4,8 @@ Data side, on the CPU, pure: `Objective.views(row, step, rng, progress)` says wh
 answer positions count in which *term* with which weight. `collate` pads views to a `Batch` and turns positions into indices,
 with the family's shift; padding is known by lengths, never by comparing ids.
 
-Device side: `Objective.loss(evidence, batch, totals)`. `totals` are the denominators of the *global* batch, the sum of
-`Objective.counts` over all its parts. So the loss of a part is its share, the shares sum to the loss, and any split of a
+Device side: `Objective.loss(outputs, batch, totals)`, from the models' outputs. `totals` are the denominators of the
+*global* batch, the sum of `Objective.counts` over all its parts. So the loss of a part is its share, the shares sum to the loss, and any split of a
 global batch (devices, accumulation, any order) has the same loss and gradient. A denominator that only the model knows
 (how many predictions are right) is taken inside a view, and views are averaged.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,46 +25,10 @@ from torch import Tensor
 
 from tad.errors import TadError
 from tad.training.losses import RowLosses
-from tad.trajectories.store import Trajectory
+from tad.training.states import TrajectoryArrays
 
-
-@dataclass(frozen=True)
-class Row:
-    """One trajectory, or one plain text (no `reveal`), as CPU tensors."""
-
-    id: str
-    plain_ids: Tensor  # [prompt] int64
-    privileged_ids: Tensor  # [longer prompt] int64
-    tokens: Tensor  # [length] int64
-    reveal: Tensor | None  # [length] int64, from 1
-    n_real: (
-        int  # reveal steps after this one are end filler; without reveal steps, positions from this one on
-    )
-
-    @classmethod
-    def of(cls, trajectory: Trajectory) -> Row:
-        """A stored trajectory."""
-        return cls(
-            trajectory.id,
-            torch.tensor(trajectory.plain_ids, dtype=torch.long),
-            torch.tensor(trajectory.privileged_ids, dtype=torch.long),
-            torch.tensor(trajectory.tokens, dtype=torch.long),
-            torch.tensor(trajectory.reveal, dtype=torch.long),
-            trajectory.n_real,
-        )
-
-    @classmethod
-    def of_text(cls, id: str, prompt: Sequence[int], tokens: Sequence[int], n_real: int | None = None) -> Row:
-        """A text without a trajectory: for objectives that draw their own noise."""
-        ids, answer = torch.tensor(prompt, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
-        return cls(id, ids, ids, answer, None, len(answer) if n_real is None else n_real)
-
-    @property
-    def filler(self) -> Tensor:
-        """[length] bool: positions that only fill the canvas after the end of the answer."""
-        if self.reveal is None:
-            return torch.arange(len(self.tokens)) >= self.n_real
-        return self.reveal > self.n_real
+if TYPE_CHECKING:
+    from tad.training.objectives.module import ModelOutputs
 
 
 @dataclass(frozen=True)
@@ -89,11 +53,11 @@ class View:
 
 
 @dataclass(frozen=True)
-class Group:
+class TermTargets:
     """The positions of one term over a batch, flat."""
 
-    student_at: Tensor  # [n] into [views * student width]: where the output that predicts the position is
-    teacher_at: Tensor | None  # [n] into [views * teacher width]
+    student_index: Tensor  # [n] into [views * student width]: where the output that predicts the position is
+    teacher_index: Tensor | None  # [n] into [views * teacher width]
     labels: Tensor  # [n]
     weights: Tensor  # [n] fp32, above 0
     view: Tensor  # [n] which view of the batch
@@ -104,7 +68,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Canvas:
+class PaddedIds:
     """Ids padded on the right, with what hides the padding."""
 
     ids: Tensor  # [views, width]
@@ -121,13 +85,23 @@ class Canvas:
 class Batch:
     """Views, collated. Its length is the number of views."""
 
-    student: Canvas
-    teacher: Canvas | None
-    groups: dict[str, Group]
+    student: PaddedIds
+    teacher: PaddedIds | None
+    terms: dict[str, TermTargets]
     rows: tuple[str, ...] = field(default=())  # ids, for messages
 
     def __len__(self) -> int:
         return len(self.student.lengths)
+
+    @property
+    def positions(self) -> int:
+        """Of both canvases, padding included."""
+        return self.student.ids.numel() + (0 if self.teacher is None else self.teacher.ids.numel())
+
+    @property
+    def tokens(self) -> int:
+        """Of both canvases, without padding."""
+        return self.student.tokens + (0 if self.teacher is None else self.teacher.tokens)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same batch on a device."""
@@ -140,7 +114,7 @@ class Batch:
         return pinned
 
 
-class Parts(NamedTuple):
+class LossOutput(NamedTuple):
     """A loss. `terms` and `total` are shares of the global batch: summed over its parts they are its values.
 
     `stats` are sums too, named "term/what": `averages` turns the sum of all parts' stats into what one logs.
@@ -149,20 +123,6 @@ class Parts(NamedTuple):
     total: Tensor  # scalar, with gradient
     terms: dict[str, Tensor]  # scalars without gradient, not yet weighted by lambda and the like
     stats: dict[str, Tensor]
-
-
-class Evidence(Protocol):
-    """What the models said about a batch; given to `Objective.loss` by the loss module."""
-
-    def rows(
-        self, group: Group, teacher: bool = False, tau: float = 1.0, temperature: float | None = None
-    ) -> RowLosses:
-        """The student's losses at a group's positions; with the teacher's where asked for."""
-        ...
-
-    def base_confidence(self, group: Group) -> Tensor:
-        """[n]: the probability of the labels under the base model with the plain prompt. No gradient."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -176,8 +136,8 @@ class Objective(ABC):
     """Settings that differ between families as published: family name -> settings."""
 
     mask_token: int
-    shift: int = 0
-    """The output at position i - shift predicts token i."""
+    logit_shift: int = 0
+    """The output at position i - logit_shift predicts token i."""
 
     @property
     def needs_teacher(self) -> bool:
@@ -191,7 +151,7 @@ class Objective(ABC):
 
     @abstractmethod
     def views(
-        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+        self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
     ) -> list[View]:
         """What to see of a row. All chance comes from `rng`; `progress` goes from 0 to 1 over the run."""
 
@@ -200,12 +160,12 @@ class Objective(ABC):
         """This batch's part of the denominators; the sums over a global batch are the `totals` of `loss`."""
 
     @abstractmethod
-    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """This batch's share of the loss."""
 
     def collate(self, views: Sequence[View]) -> Batch:
         """Views as one batch."""
-        return collate(views, self.shift, self.mask_token)
+        return collate(views, self.logit_shift, self.mask_token)
 
     def forward_tokens(self, batch: Batch) -> dict[str, int]:
         """Tokens each model is fed for a batch: what it costs. `base` is the extra forward of `needs_base`."""
@@ -223,28 +183,30 @@ def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
     if any(view.block is not None for view in views):
         widest = max(len(view.student_ids) for view in views)
         sizes = torch.tensor([view.block or widest for view in views])
-    student = _canvas([view.student_ids for view in views], [len(view.prompt) for view in views], fill, sizes)
+    student = _pad([view.student_ids for view in views], [len(view.prompt) for view in views], fill, sizes)
     taught = [ids for view in views if (ids := view.teacher_ids) is not None]
     if taught and len(taught) != len(views):
         raise ValueError("either every view of a batch has a teacher or none has")
     prompts = [len(view.teacher_prompt) for view in views if view.teacher_prompt is not None]
-    teacher = _canvas(taught, prompts, fill) if taught else None
+    teacher = _pad(taught, prompts, fill) if taught else None
     names = dict.fromkeys(name for view in views for name in view.terms)
-    groups = {name: _group(name, views, shift, student, teacher) for name in names}
-    return Batch(student, teacher, groups, tuple(view.row for view in views))
+    terms = {name: _targets(name, views, shift, student, teacher) for name in names}
+    return Batch(student, teacher, terms, tuple(view.row for view in views))
 
 
-def _canvas(rows: Sequence[Tensor], prompts: Sequence[int], fill: int, sizes: Tensor | None = None) -> Canvas:
+def _pad(rows: Sequence[Tensor], prompts: Sequence[int], fill: int, block: Tensor | None = None) -> PaddedIds:
     lengths = torch.tensor([len(ids) for ids in rows])
     width = int(lengths.max())
     ids = torch.full((len(rows), width), fill, dtype=torch.long)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
     padded = bool((lengths < width).any())
-    return Canvas(ids, lengths, padded, int(lengths.sum()), torch.tensor(prompts), sizes)
+    return PaddedIds(ids, lengths, padded, int(lengths.sum()), torch.tensor(prompts), block)
 
 
-def _group(name: str, views: Sequence[View], shift: int, student: Canvas, teacher: Canvas | None) -> Group:
+def _targets(
+    name: str, views: Sequence[View], shift: int, student: PaddedIds, teacher: PaddedIds | None
+) -> TermTargets:
     columns: dict[str, list[Tensor]] = {"student": [], "teacher": [], "labels": [], "weights": [], "view": []}
     for index, view in enumerate(views):
         if name not in view.terms:
@@ -262,7 +224,7 @@ def _group(name: str, views: Sequence[View], shift: int, student: Canvas, teache
         columns["labels"].append(view.labels[at])
         columns["weights"].append(view.terms[name][at].float())
         columns["view"].append(torch.full_like(at, index))
-    return Group(
+    return TermTargets(
         torch.cat(columns["student"]),
         torch.cat(columns["teacher"]) if columns["teacher"] else None,
         torch.cat(columns["labels"]),
@@ -277,11 +239,11 @@ def share(amount: Tensor, total: float) -> Tensor:
     return amount / total if total else amount * 0.0
 
 
-def mean_by_view(values: Tensor, group: Group, counted: Tensor, views: int) -> Tensor:
+def mean_by_view(values: Tensor, targets: TermTargets, counted: Tensor, views: int) -> Tensor:
     """[views] means of `values` over the positions a view counts; 0 for a view that counts none."""
     zeros = values.new_zeros(views)
-    amounts = zeros.index_add(0, group.view, values * counted)
-    return amounts / zeros.index_add(0, group.view, counted.to(values.dtype)).clamp(min=1)
+    amounts = zeros.index_add(0, targets.view, values * counted)
+    return amounts / zeros.index_add(0, targets.view, counted.to(values.dtype)).clamp(min=1)
 
 
 def stats_of(name: str, rows: RowLosses, counted: Tensor | None = None) -> dict[str, Tensor]:
@@ -325,6 +287,6 @@ def _map_tensors(value: Any, change: Any) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {key: _map_tensors(item, change) for key, item in value.items()}
-    if isinstance(value, (Batch, Canvas, Group)):
+    if isinstance(value, (Batch, PaddedIds, TermTargets)):
         return replace(value, **{f.name: _map_tensors(getattr(value, f.name), change) for f in fields(value)})
     return value

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.training.objectives.base import Batch, Evidence, Objective, Parts, Row, View, share, stats_of
+from tad.training.objectives.base import Batch, LossOutput, Objective, View, share, stats_of
+from tad.training.objectives.module import ModelOutputs
+from tad.training.states import TrajectoryArrays
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class D2F(Objective):
         return torch.from_numpy(np.repeat(by_block, self.block)[:length])
 
     def views(
-        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+        self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
     ) -> list[View]:
         ratios = self.ratios(len(row.tokens), rng)
         hidden = torch.from_numpy(rng.random(len(row.tokens))) < ratios
@@ -75,11 +77,11 @@ class D2F(Objective):
         ]
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(batch.groups[self.term]))}
+        return {self.term: float(len(batch.terms[self.term]))}
 
-    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
-        group = batch.groups[self.term]
-        rows = evidence.rows(group, teacher=self.soft)
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
+        targets = batch.terms[self.term]
+        rows = outputs.losses(targets, teacher=self.soft)
         values = rows.soft if self.soft else rows.cross_entropy
-        loss = share((values * group.weights).sum(), totals[self.term])
-        return Parts(loss, {self.term: loss.detach()}, stats_of(self.term, rows))
+        loss = share((values * targets.weights).sum(), totals[self.term])
+        return LossOutput(loss, {self.term: loss.detach()}, stats_of(self.term, rows))

@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.training.objectives.base import Row
 from tad.training.objectives.dparallel import CertaintyForcing, draw_window
+from tad.training.states import TrajectoryArrays
 from tad.trajectories.partition import masked
 
 
@@ -26,11 +26,11 @@ class D3LLM(CertaintyForcing):
 
     name: ClassVar[str] = "d3llm"
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "llada": {"certainty": 2.0, "complement_certainty": False, "windows": (16, 16, 24, 24, 32, 32)},
-        "dream": {"certainty": 1.0, "complement_certainty": True, "windows": (16, 24, 32)},
+        "llada": {"entropy_weight": 2.0, "complement_entropy": False, "windows": (16, 16, 24, 24, 32, 32)},
+        "dream": {"entropy_weight": 1.0, "complement_entropy": True, "windows": (16, 24, 32)},
     }
 
-    complement_certainty: bool = False
+    complement_entropy: bool = False
     divide_by: float = 4.0
     hard_average: Literal["view", "token"] = "token"
     windows: tuple[int, ...] = (16, 16, 24, 24, 32, 32)
@@ -52,9 +52,9 @@ class D3LLM(CertaintyForcing):
         here, ahead = self.windows[index], self.windows[min(index + 1, len(self.windows) - 1)]
         return int(here + (ahead - here) * min(place - index, 1.0))
 
-    def pattern(self, row: Row, rng: np.random.Generator, progress: float) -> tuple[int, int, Tensor]:
-        if row.reveal is None:
-            raise TadError(f"trajectory {row.id}: the d3llm objective needs reveal steps")
+    def pattern(
+        self, row: TrajectoryArrays, rng: np.random.Generator, progress: float
+    ) -> tuple[int, int, Tensor]:
         size = self.window(progress)
         start, end = draw_window(len(row.tokens), size, rng)
         ratio = rng.uniform(self.most * min(max(progress, 0.0), 1.0), self.most)

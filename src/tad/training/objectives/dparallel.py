@@ -3,7 +3,7 @@
 A window of the answer is masked at random; what stands after it is masked whole, what stands before is clean. A second view
 masks the rest of the window instead (the complement), so that every token of the window is predicted once.
 
-    total = [ CE(mask) + CE(complement) + certainty * (H(mask) + H(complement)) ] / divide_by
+    total = [ CE(mask) + CE(complement) + entropy_weight * (H(mask) + H(complement)) ] / divide_by
 
 H is the entropy at a low temperature, averaged over the masked positions whose most likely token is the label. How many
 those are is the model's word: it is averaged inside a view, and views are averaged, so that splits of a batch agree.
@@ -23,15 +23,15 @@ from torch import Tensor
 from tad.errors import TadError
 from tad.training.objectives.base import (
     Batch,
-    Evidence,
+    LossOutput,
     Objective,
-    Parts,
-    Row,
     View,
     mean_by_view,
     share,
     stats_of,
 )
+from tad.training.objectives.module import ModelOutputs
+from tad.training.states import TrajectoryArrays
 
 _LEAST_RATIO = 1e-3
 
@@ -40,18 +40,18 @@ _LEAST_RATIO = 1e-3
 class CertaintyForcing(Objective):
     """What dParallel and d3LLM share: everything but which positions of the answer are masked."""
 
-    certainty: float = 2.0
+    entropy_weight: float = 2.0
     """The weight of the entropies."""
     temperature: float = 0.5
     """Of the entropies."""
     complement: bool = True
     """Whether the complement is seen too."""
-    complement_certainty: bool = True
+    complement_entropy: bool = True
     """Whether the complement has an entropy term."""
     divide_by: float = 1.0
     hard_average: Literal["view", "token"] = "view"
     """Cross-entropies: the mean of each view's own mean, or of all tokens of the global batch."""
-    certainty_average: Literal["view", "batch"] = "view"
+    entropy_average: Literal["view", "batch"] = "view"
     """Entropies: of each view, or of the right tokens of a micro-batch together, which depends on how a batch is split."""
     filler: bool = True
     """Whether the end filler after the answer counts, as it does as published."""
@@ -61,11 +61,13 @@ class CertaintyForcing(Objective):
             raise TadError("objective.temperature and objective.divide_by should be above 0")
 
     @abstractmethod
-    def pattern(self, row: Row, rng: np.random.Generator, progress: float) -> tuple[int, int, Tensor]:
+    def pattern(
+        self, row: TrajectoryArrays, rng: np.random.Generator, progress: float
+    ) -> tuple[int, int, Tensor]:
         """Start and end of the window in the answer, and which of the answer's positions [length] are masked in it."""
 
     def views(
-        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+        self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
     ) -> list[View]:
         start, end, hidden = self.pattern(row, rng, progress)
         position = torch.arange(len(row.tokens))
@@ -85,35 +87,39 @@ class CertaintyForcing(Objective):
         ]
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        tokens = {name: float(len(group)) for name, group in batch.groups.items()}
-        views = {f"{name}/views": float(group.views) for name, group in batch.groups.items()}
+        tokens = {name: float(len(targets)) for name, targets in batch.terms.items()}
+        views = {f"{name}/views": float(targets.views) for name, targets in batch.terms.items()}
         return {**tokens, **views}
 
-    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         terms: dict[str, Tensor] = {}
         stats: dict[str, Tensor] = {}
-        for name, group in batch.groups.items():
-            forced = name == "hard" or self.complement_certainty
-            rows = evidence.rows(group, temperature=self.temperature if forced else None)
+        for name, targets in batch.terms.items():
+            forced = name == "hard" or self.complement_entropy
+            rows = outputs.losses(targets, temperature=self.temperature if forced else None)
             if self.hard_average == "token":
                 terms[name] = share(rows.cross_entropy.sum(), totals[name])
             else:
-                means = mean_by_view(rows.cross_entropy, group, torch.ones_like(rows.confidence), len(batch))
+                means = mean_by_view(
+                    rows.cross_entropy, targets, torch.ones_like(rows.confidence), len(batch)
+                )
                 terms[name] = share(means.sum(), totals[f"{name}/views"])
-            if rows.certainty is not None:
-                if self.certainty_average == "batch":
+            if rows.scaled_entropy is not None:
+                if self.entropy_average == "batch":
                     entropy = (
-                        group.views * (rows.certainty * rows.right).sum() / rows.right.sum().clamp(min=1)
+                        targets.views
+                        * (rows.scaled_entropy * rows.right).sum()
+                        / rows.right.sum().clamp(min=1)
                     )
                 else:
-                    entropy = mean_by_view(rows.certainty, group, rows.right, len(batch)).sum()
-                terms[name.replace("hard", "certainty")] = share(entropy, totals[f"{name}/views"])
+                    entropy = mean_by_view(rows.scaled_entropy, targets, rows.right, len(batch)).sum()
+                terms[name.replace("hard", "entropy")] = share(entropy, totals[f"{name}/views"])
             stats.update(stats_of(name, rows))
         zero = torch.zeros(())
         hard = sum((value for name, value in terms.items() if name.startswith("hard")), zero)
-        sure = sum((value for name, value in terms.items() if name.startswith("certainty")), zero)
-        total = (hard + self.certainty * sure) / self.divide_by
-        return Parts(total, {name: value.detach() for name, value in terms.items()}, stats)
+        sure = sum((value for name, value in terms.items() if name.startswith("entropy")), zero)
+        total = (hard + self.entropy_weight * sure) / self.divide_by
+        return LossOutput(total, {name: value.detach() for name, value in terms.items()}, stats)
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,8 @@ class DParallel(CertaintyForcing):
 
     name: ClassVar[str] = "dparallel"
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "llada": {"block": 32, "certainty": 2.0},
-        "dream": {"block": "all", "certainty": 1.0},
+        "llada": {"block": 32, "entropy_weight": 2.0},
+        "dream": {"block": "all", "entropy_weight": 1.0},
     }
 
     block: int | Literal["all"] = 32
@@ -131,7 +137,9 @@ class DParallel(CertaintyForcing):
     ratio: float = 0.5
     """Share of the window that is masked."""
 
-    def pattern(self, row: Row, rng: np.random.Generator, progress: float) -> tuple[int, int, Tensor]:
+    def pattern(
+        self, row: TrajectoryArrays, rng: np.random.Generator, progress: float
+    ) -> tuple[int, int, Tensor]:
         length = len(row.tokens)
         start, end = draw_window(length, length if self.block == "all" else self.block, rng)
         ratio = (1 - _LEAST_RATIO) * self.ratio + _LEAST_RATIO

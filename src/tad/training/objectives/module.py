@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 from tad.errors import TadError
 from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel
-from tad.training.losses import Head, RowLosses, lean_losses, plain_losses
-from tad.training.objectives.base import Batch, Canvas, Group, Objective, Parts
+from tad.training.losses import Head, RowLosses, chunked_losses, plain_losses
+from tad.training.objectives.base import Batch, LossOutput, Objective, PaddedIds, TermTargets
 
 
 class LossModule(nn.Module):
     """`module(batch, totals)` is the batch's share of the loss.
 
     `student` is a model with adapters inside (PEFT's handle or the plain model), or a plain one that is trained whole; then a
-    teacher has to be given (a frozen copy) if the objective needs one. `lean=False` makes whole logits in fp32 for every
-    position of the batch and leaves the rest to autograd: slow, large, and what the lean way is tested against.
+    teacher has to be given (a frozen copy) if the objective needs one. `chunked=False` makes whole logits in fp32 for every
+    position of the batch and leaves the rest to autograd: slow, large, and what the chunked way is tested against.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class LossModule(nn.Module):
         objective: Objective,
         teacher: nn.Module | None = None,
         chunk: int | None = None,
-        lean: bool = True,
+        chunked: bool = True,
     ) -> None:
         super().__init__()
         self.student = student
         self.teacher = teacher
-        self.objective, self.chunk, self.lean = objective, chunk, lean
+        self.objective, self.chunk, self.chunked = objective, chunk, chunked
         if teacher is not None:
             teacher.requires_grad_(False).eval()
         elif (objective.needs_teacher or objective.needs_base) and not _adapted(student):
@@ -60,20 +60,21 @@ class LossModule(nn.Module):
             self.teacher.eval()
         return self
 
-    def forward(self, batch: Batch, totals: Mapping[str, float]) -> Parts:
+    def forward(self, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """The teacher goes first: what its forward needs is free again before the student's activations are kept."""
         taught = base = None
-        with torch.no_grad(), self._as_teacher() as model:
-            if self.objective.needs_teacher:
-                assert batch.teacher is not None
-                taught = self._see(model, batch.teacher)
-            if self.objective.needs_base:
-                base = self._see(model, batch.student, full=True)
+        if self.objective.needs_teacher or self.objective.needs_base:
+            with torch.no_grad(), self._as_teacher() as model:
+                if self.objective.needs_teacher:
+                    assert batch.teacher is not None
+                    taught = self._see(model, batch.teacher)
+                if self.objective.needs_base:
+                    base = self._see(model, batch.student, full=True)
         guide = Head(*map(_detach, head_of(self.teacher or self.student)))
         student = plain_model(self.student)
         hidden = self._see(student, batch.student)
-        evidence = _Evidence(hidden, taught, base, head_of(student), guide, self.chunk, self.lean)
-        return self.objective.loss(evidence, batch, totals)
+        outputs = ModelOutputs(hidden, taught, base, head_of(student), guide, self.chunk, self.chunked)
+        return self.objective.loss(outputs, batch, totals)
 
     @contextmanager
     def _as_teacher(self) -> Iterator[MaskedDiffusionModel]:
@@ -83,15 +84,15 @@ class LossModule(nn.Module):
             with adapters_off(self.student):
                 yield plain_model(self.student)
 
-    def _see(self, model: MaskedDiffusionModel, canvas: Canvas, full: bool = False) -> Tensor:
+    def _see(self, model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) -> Tensor:
         """Hidden states, flattened to [views * width, width of the model]."""
-        hidden = model(canvas.ids, mask=mask_of(model, canvas, full), head=False).hidden
+        hidden = model(padded.ids, mask=mask_of(model, padded, full), head=False).hidden
         assert hidden is not None
         return hidden.flatten(0, 1)
 
 
-class _Evidence:
-    """See `base.Evidence`."""
+class ModelOutputs:
+    """Student and teacher outputs for a batch, as hidden states; asked for the losses of one term at a time."""
 
     def __init__(
         self,
@@ -101,51 +102,57 @@ class _Evidence:
         head: Head,
         guide: Head,
         chunk: int | None,
-        lean: bool,
+        chunked: bool,
     ) -> None:
         self.hidden, self.taught, self.base = hidden, taught, base
-        self.head, self.guide, self.chunk, self.lean = head, guide, chunk, lean
-        if not lean:
+        self.head, self.guide, self.chunk, self.chunked = head, guide, chunk, chunked
+        if not chunked:
             self.logits = _whole(hidden, head)
             self.teacher_logits = None if taught is None else _whole(taught, guide)
 
-    def rows(
-        self, group: Group, teacher: bool = False, tau: float = 1.0, temperature: float | None = None
+    def losses(
+        self, targets: TermTargets, teacher: bool = False, tau: float = 1.0, temperature: float | None = None
     ) -> RowLosses:
+        """The student's losses at a term's positions; with the teacher's distribution where asked for."""
         if teacher:
             assert self.taught is not None
-            assert group.teacher_at is not None
-        if not self.lean:
+            assert targets.teacher_index is not None
+        if not self.chunked:
             wanted = (
-                self.teacher_logits[group.teacher_at] if teacher and self.teacher_logits is not None else None
+                self.teacher_logits[targets.teacher_index]
+                if teacher and self.teacher_logits is not None
+                else None
             )
-            return plain_losses(self.logits[group.student_at], group.labels, wanted, tau, temperature)
-        return lean_losses(
-            self.hidden[group.student_at],
+            return plain_losses(self.logits[targets.student_index], targets.labels, wanted, tau, temperature)
+        return chunked_losses(
+            self.hidden[targets.student_index],
             self.head,
-            group.labels,
-            self.taught[group.teacher_at] if teacher and self.taught is not None else None,
+            targets.labels,
+            self.taught[targets.teacher_index] if teacher and self.taught is not None else None,
             self.guide,
             tau,
             temperature,
             self.chunk,
         )
 
-    def base_confidence(self, group: Group) -> Tensor:
+    def base_confidence(self, targets: TermTargets) -> Tensor:
+        """[n]: the probability of the labels under the base model with the plain prompt. No gradient."""
         # Without a forward of its own, the base with the plain prompt is the teacher itself.
-        source, at = (self.taught, group.teacher_at) if self.base is None else (self.base, group.student_at)
+        source, at = (
+            (self.taught, targets.teacher_index) if self.base is None else (self.base, targets.student_index)
+        )
         assert source is not None
         assert at is not None
         with torch.no_grad():
-            return lean_losses(source[at], self.guide, group.labels, chunk=self.chunk).confidence
+            return chunked_losses(source[at], self.guide, targets.labels, chunk=self.chunk).confidence
 
 
-def mask_of(model: MaskedDiffusionModel, canvas: Canvas, full: bool = False) -> AttentionMask:
+def mask_of(model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) -> AttentionMask:
     """Padding is hidden by length. A batch without padding needs no mask, which is the fast path of attention."""
-    positions = torch.arange(canvas.ids.shape[1], device=canvas.ids.device)
-    real = positions < canvas.lengths[:, None] if canvas.padded else None
-    layout = None if full or canvas.block is None else BlockLayout(canvas.block[:, None])
-    return model.attention_mask(positions, canvas.prompt_len[:, None], real, layout)
+    positions = torch.arange(padded.ids.shape[1], device=padded.ids.device)
+    real = positions < padded.lengths[:, None] if padded.padded else None
+    layout = None if full or padded.block is None else BlockLayout(padded.block[:, None])
+    return model.attention_mask(positions, padded.prompt_len[:, None], real, layout)
 
 
 def plain_model(model: nn.Module) -> MaskedDiffusionModel:

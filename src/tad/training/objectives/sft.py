@@ -1,6 +1,10 @@
-"""Supervised fine-tuning: pretraining's masked diffusion (`tad.training.objective`) as one of the objectives here.
+"""Masked diffusion, the plain objective of pretraining and supervised fine-tuning, as published for LLaDA.
 
-The text is the row's: a reference answer, or what a trajectory ended in. Nothing else of a trajectory is used.
+A ratio t ~ U(0, 1) per row, every answer token masked with that probability, cross-entropy of the masked ones over t. A share
+of rows can instead be states of decoding block by block, which uniform masks almost never look like.
+
+`views` takes the final text of a trajectory and nothing else of it; `noise_rows` takes whole rows of ids at once, which is
+how pretraining makes its batches.
 """
 
 from __future__ import annotations
@@ -11,40 +15,106 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tad.training.objective import LEAST_RATIO, mask_answers
-from tad.training.objectives.base import Batch, Evidence, Objective, Parts, Row, View, share, stats_of
+from tad.training.objectives.base import (
+    Batch,
+    LossOutput,
+    Objective,
+    PaddedIds,
+    TermTargets,
+    View,
+    share,
+    stats_of,
+)
+from tad.training.objectives.module import ModelOutputs
+from tad.training.states import TrajectoryArrays
+
+LEAST_RATIO = 1e-3
 
 
 @dataclass(frozen=True)
 class Sft(Objective):
-    """total = mean over views of (1/answer length) sum_masked CE / ratio."""
+    """total = mean over views of (1/answer length) sum_masked CE / max(ratio, floor)."""
 
     name: ClassVar[str] = "sft"
 
     floor: float = LEAST_RATIO
-    """Masked tokens weigh 1 / max(ratio, floor)."""
+    """The default is the published loss, whose rare large weights drown the gradient of small batches; more tames them."""
     filler: bool = True
     """Whether the end filler after the answer counts. It is masked like the rest either way."""
+    block_states: float = 0.0
+    """Share of rows masked as decoding leaves them: blocks before a random one whole, only masks after it."""
+    block: int = 32
 
     def views(
-        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+        self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
     ) -> list[View]:
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        noisy, weight = mask_answers(
-            row.tokens[None], torch.zeros(1, dtype=torch.long), self.mask_token, generator, self.floor
+        answer, real = torch.ones(1, len(row.tokens), dtype=torch.bool), ~row.filler
+        ratio = self._ratios(answer, real[None], generator)
+        masked = torch.rand(len(row.tokens), generator=generator) < ratio[0]
+        counted = torch.ones_like(real) if self.filler else real
+        weights = masked * counted / (ratio[0].clamp(min=self.floor) * counted.sum().clamp(min=1))
+        noisy = row.tokens.masked_fill(masked, self.mask_token)
+        return [View(row.id, row.plain_ids, noisy, row.tokens, {"hard": weights})]
+
+    def noise_rows(
+        self,
+        ids: Tensor,  # [rows, width]: prompt, answer, filler to the full width
+        prompts: Tensor,  # [rows], lengths
+        filler: int,
+        generator: torch.Generator,
+        mine: slice = slice(None),
+    ) -> Batch:
+        """Rows of one width under noise of their own, as a batch; all of what follows the prompt is the answer.
+
+        The ratios of a batch are one uniform draw spread evenly over (0, 1): each is uniform, together they cover the range.
+        `mine` are the rows of this process, under the noise they have in the whole batch.
+        """
+        width = ids.shape[1]
+        answer = torch.arange(width) >= prompts[:, None]
+        ratio = self._ratios(answer, answer & (ids != filler), generator)
+        masked = answer & (torch.rand(ids.shape, generator=generator) < ratio)
+        ids, prompts, answer, ratio, masked = (part[mine] for part in (ids, prompts, answer, ratio, masked))
+        rows = len(ids)
+        weights = 1 / (ratio.clamp(min=self.floor) * answer.sum(1, keepdim=True))
+        view, place = masked.nonzero(as_tuple=True)
+        targets = TermTargets(
+            student_index=view * width + place - self.logit_shift,
+            teacher_index=None,
+            labels=ids[masked],
+            weights=weights[masked],
+            view=view,
+            views=rows,
         )
-        weights = weight[0]
-        if not self.filler:
-            real = ~row.filler
-            weights = weights * real * (len(real) / max(1, int(real.sum())))
-        return [View(row.id, row.plain_ids, noisy[0], row.tokens, {"hard": weights})]
+        noisy = ids.masked_fill(masked, self.mask_token)
+        padded = PaddedIds(noisy, torch.full((rows,), width), False, ids.numel(), prompts)
+        return Batch(padded, None, {"hard": targets})
+
+    def _ratios(self, answer: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
+        """The probability of a mask [rows, width]: a row's own, or in block states 0, the row's own, 1.
+
+        `real` are the answer's positions that are not filler: blocks of filler alone are not visited.
+        """
+        rows = len(answer)
+        t = (torch.rand(1, generator=generator) + torch.arange(rows) / rows) % 1
+        ratio = ((1 - LEAST_RATIO) * t + LEAST_RATIO)[:, None].expand(answer.shape)
+        if not self.block_states:
+            return ratio
+        place = answer.long().cumsum(1) - 1  # within the answer
+        last = torch.where(real, place, 0).amax(1, keepdim=True)
+        draw = torch.rand(2, rows, 1, generator=generator)
+        current = (draw[0] * (last // self.block + 1)).long()
+        block = place.clamp(min=0) // self.block
+        by_block = torch.where(block == current, ratio, (block > current).to(ratio.dtype))
+        return torch.where(draw[1] < self.block_states, by_block, ratio)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {"views": float(len(batch))}
 
-    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
-        group = batch.groups["hard"]
-        rows = evidence.rows(group)
-        hard = share((rows.cross_entropy * group.weights).sum(), totals["views"])
-        return Parts(hard, {"hard": hard.detach()}, stats_of("hard", rows))
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
+        targets = batch.terms["hard"]
+        rows = outputs.losses(targets)
+        hard = share((rows.cross_entropy * targets.weights).sum(), totals["views"])
+        return LossOutput(hard, {"hard": hard.detach()}, stats_of("hard", rows))

@@ -24,16 +24,16 @@ from tad.errors import TadError
 from tad.training.losses import RowLosses
 from tad.training.objectives.base import (
     Batch,
-    Evidence,
-    Group,
+    LossOutput,
     Objective,
-    Parts,
-    Row,
+    TermTargets,
     View,
     add_stats,
     share,
     stats_of,
 )
+from tad.training.objectives.module import ModelOutputs
+from tad.training.states import TrajectoryArrays
 from tad.trajectories.partition import masked, partition, state
 
 Kind = Literal["ce", "kl", "none"]
@@ -85,10 +85,9 @@ class Tad(Objective):
         return self.partition == "adaptive" and not (self.needs_teacher and self.teacher == "plain")
 
     def views(
-        self, row: Row, step: int | None, rng: np.random.Generator, progress: float = 0.0
+        self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
     ) -> list[View]:
-        if row.reveal is None or step is None:
-            raise TadError(f"trajectory {row.id}: the tad objective needs reveal steps and a state")
+        assert step is not None  # `uses_steps`
         near, distant = self.weigh(row.reveal, step)
         if not self.filler:
             near, distant = near * ~row.filler, distant * ~row.filler
@@ -121,51 +120,51 @@ class Tad(Objective):
         return soon * hidden, (1 - soon) * hidden
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        weights = {name: float(batch.groups[name].weights.double().sum()) for name in ("near", "distant")}
+        weights = {name: float(batch.terms[name].weights.double().sum()) for name in ("near", "distant")}
         return {**weights, "views": float(len(batch))}
 
-    def loss(self, evidence: Evidence, batch: Batch, totals: Mapping[str, float]) -> Parts:
-        soon, later = batch.groups["near"], batch.groups["distant"]
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
+        soon, later = batch.terms["near"], batch.terms["distant"]
         used = [("near", soon, soon.weights, self.near), ("distant", later, later.weights, self.distant)]
-        found = {"distant": self._look(evidence, later, {self.distant})}
+        found = {"distant": self._look(outputs, later, {self.distant})}
         if self.partition == "adaptive":
-            keep = (evidence.base_confidence(soon) >= self.floor).float()
-            found["near"] = self._look(evidence, soon, {self.near, self.distant})
+            keep = (outputs.base_confidence(soon) >= self.floor).float()
+            found["near"] = self._look(outputs, soon, {self.near, self.distant})
             used[0] = ("near", soon, keep, self.near)
             used.append(("distant", soon, 1 - keep, self.distant))
         else:
-            found["near"] = self._look(evidence, soon, {self.near})
+            found["near"] = self._look(outputs, soon, {self.near})
         terms, stats = {}, {}
         for term in ("near", "distant"):
             pieces = [
-                (found["near" if group is soon else "distant"], group, weights, kind)
-                for name, group, weights, kind in used
+                (found["near" if targets is soon else "distant"], targets, weights, kind)
+                for name, targets, weights, kind in used
                 if name == term
             ]
             terms[term] = self._reduce(term, pieces, totals, len(batch))
             stats.update(add_stats(*(stats_of(term, rows, w > 0) for rows, _, w, _ in pieces)))
         total = terms["near"] + self.lambda_ * terms["distant"]
-        return Parts(total, {name: value.detach() for name, value in terms.items()}, stats)
+        return LossOutput(total, {name: value.detach() for name, value in terms.items()}, stats)
 
-    def _look(self, evidence: Evidence, group: Group, kinds: set[str]) -> RowLosses:
+    def _look(self, outputs: ModelOutputs, targets: TermTargets, kinds: set[str]) -> RowLosses:
         """Rows that no loss uses are looked at for the log, without a gradient."""
         with torch.no_grad() if kinds == {"none"} else nullcontext():
-            return evidence.rows(group, teacher="kl" in kinds, tau=self.tau)
+            return outputs.losses(targets, teacher="kl" in kinds, tau=self.tau)
 
     def _reduce(
         self,
         term: str,
-        pieces: Sequence[tuple[RowLosses, Group, Tensor, str]],
+        pieces: Sequence[tuple[RowLosses, TermTargets, Tensor, str]],
         totals: Mapping[str, float],
         views: int,
     ) -> Tensor:
         by_view = pieces[0][0].cross_entropy.new_zeros(views)
         weight_by_view = torch.zeros_like(by_view)
-        for rows, group, weights, kind in pieces:
+        for rows, targets, weights, kind in pieces:
             values = _choose(rows, kind)
             if values is not None:
-                by_view = by_view.index_add(0, group.view, values * weights)
-                weight_by_view = weight_by_view.index_add(0, group.view, weights)
+                by_view = by_view.index_add(0, targets.view, values * weights)
+                weight_by_view = weight_by_view.index_add(0, targets.view, weights)
         if self.reduction == "sum":
             return share(by_view.sum(), totals["views"])
         if (

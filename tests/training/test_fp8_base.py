@@ -23,7 +23,7 @@ from tad.models.lora import attach
 from tad.models.quantize import fp8_linear, to_fp8
 from tad.models.shapes import build
 from tad.training.distill import build_module, build_objective, distill
-from tad.training.frozen import Fp8Frozen, fp8_buffers, quantize_frozen, restore_frozen
+from tad.training.fp8_base import Fp8BaseLinear, fp8_buffers, quantize_base, restore_base
 from tad.training.objectives.module import adapters_off, checkpoint_layers
 from tad.training.weights import detach
 from tad.trajectories.fingerprint import fingerprint_model
@@ -81,7 +81,7 @@ def test_forward_is_the_fp8_product_and_the_gradient_is_the_plain_maps() -> None
     x = torch.randn(3, 5, 64, requires_grad=True)
     again = x.detach().clone().requires_grad_(True)
     given = torch.randn(3, 5, 32)
-    out, plain = Fp8Frozen(linear)(x), linear(again)
+    out, plain = Fp8BaseLinear(linear)(x), linear(again)
     small, scale = to_fp8(linear.weight)
     assert torch.equal(out, fp8_linear(x.detach(), small, scale[:, 0], linear.bias))
     assert not torch.equal(out, plain)
@@ -92,7 +92,7 @@ def test_forward_is_the_fp8_product_and_the_gradient_is_the_plain_maps() -> None
 
 
 def test_nothing_is_kept_for_backward_but_the_weight() -> None:
-    linear = Fp8Frozen(frozen_linear(bias=False))
+    linear = Fp8BaseLinear(frozen_linear(bias=False))
     kept: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,13 +106,13 @@ def test_nothing_is_kept_for_backward_but_the_weight() -> None:
 
 def test_what_is_saved_of_a_linear_map_stays_the_same() -> None:
     linear = frozen_linear()
-    assert Fp8Frozen(linear).state_dict().keys() == linear.state_dict().keys()
+    assert Fp8BaseLinear(linear).state_dict().keys() == linear.state_dict().keys()
 
 
 def test_an_input_of_another_dtype_is_multiplied_in_the_weights() -> None:
     linear = frozen_linear().to(torch.bfloat16)
     x = torch.randn(4, 64, requires_grad=True)
-    out = Fp8Frozen(linear)(x)
+    out = Fp8BaseLinear(linear)(x)
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert x.grad is not None
@@ -127,12 +127,12 @@ def test_student_and_teacher_change_little_and_the_gradient_keeps_its_direction(
     with torch.no_grad(), adapters_off(model):
         base = model(IDS).logits
     want = gradients(model)
-    quantize_frozen(model)
+    quantize_base(model)
     with torch.no_grad(), adapters_off(model):
         assert 0 < (model(IDS).logits - base).norm() < 0.1 * base.norm()
     assert 0 < distance(gradients(model), want) < 0.2
-    assert sum(isinstance(part, Fp8Frozen) for part in model.modules()) == 14
-    restore_frozen(model)
+    assert sum(isinstance(part, Fp8BaseLinear) for part in model.modules()) == 14
+    restore_base(model)
     assert distance(gradients(model), want) == 0
     assert fp8_buffers(model) == []
 
@@ -142,7 +142,7 @@ def test_student_and_teacher_change_little_and_the_gradient_keeps_its_direction(
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_layers_have_the_same_gradient(every: int, dtype: torch.dtype, backend: str) -> None:
     model = adapted_model(dtype)
-    quantize_frozen(model)
+    quantize_base(model)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         want = gradients(model)
         checkpoint_layers(model, every)
@@ -159,14 +159,16 @@ def test_a_map_without_an_adapter_is_refused() -> None:
     model = adapted_model()
     plain = model.layers()[1].get_submodule(model.layers()[1].projections[0])
     plain.base_layer = nn.Identity()
-    with pytest.raises(TadError, match=r"^frozen: fp8: .* of layer 1 carries no adapter; train adapters"):
-        quantize_frozen(model)
+    with pytest.raises(
+        TadError, match=r"^fp8_base_forward: .* of layer 1 carries no adapter; train adapters"
+    ):
+        quantize_base(model)
 
 
 def test_odd_shapes_are_refused_before_anything_is_changed() -> None:
     model = adapted_model(hidden=40)
-    with pytest.raises(TadError, match=r"^frozen: fp8: .* is 40 x 32; both must be multiples of 16$"):
-        quantize_frozen(model)
+    with pytest.raises(TadError, match=r"^fp8_base_forward: .* is 40 x 32; both must be multiples of 16$"):
+        quantize_base(model)
     assert fp8_buffers(model) == []
 
 
@@ -179,8 +181,8 @@ def test_devices_without_fp8_are_refused(device: str, message: str, monkeypatch:
     monkeypatch.setattr(type(model), "device", torch.device(device))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
-    with pytest.raises(TadError, match=f"^frozen: fp8: .*{message}$"):
-        quantize_frozen(model)
+    with pytest.raises(TadError, match=f"^fp8_base_forward: .*{message}$"):
+        quantize_base(model)
 
 
 # A run
@@ -195,7 +197,7 @@ def losses(run: Path) -> list[float]:
 def test_a_run_is_near_the_plain_one_and_its_adapter_is_ordinary(family: Any, tmp_path: Path) -> None:
     world = write_world(tmp_path, family)
     for name in ("plain", "fp8"):
-        distill(recipe(world, frozen=name), tmp_path / name, quiet=True)
+        distill(recipe(world, fp8_base_forward=name == "fp8"), tmp_path / name, quiet=True)
     assert losses(tmp_path / "fp8") != losses(tmp_path / "plain")
     assert losses(tmp_path / "fp8") == pytest.approx(losses(tmp_path / "plain"), rel=0.05)
     plain, fp8 = (load_file(tmp_path / name / "adapter" / WEIGHTS) for name in ("plain", "fp8"))
@@ -207,10 +209,10 @@ def test_a_run_is_near_the_plain_one_and_its_adapter_is_ordinary(family: Any, tm
 
 
 def test_a_run_stopped_and_resumed_ends_bit_equal(world: Path, tmp_path: Path) -> None:
-    values = recipe(world, frozen="fp8")
+    values = recipe(world, fp8_base_forward=True)
     distill(values, tmp_path / "whole", quiet=True)
     distill(values, tmp_path / "parts", stop_at=3, quiet=True)
-    with pytest.raises(TadError, match=r"checkpoint-3: was made with frozen='fp8'"):
+    with pytest.raises(TadError, match=r"checkpoint-3: was made with fp8_base_forward=True"):
         distill(recipe(world), tmp_path / "parts", resume=True, quiet=True)
     assert distill(values, tmp_path / "parts", resume=True, quiet=True).finished
     left, right = (load_file(tmp_path / part / "adapter" / WEIGHTS) for part in ("whole", "parts"))
@@ -220,25 +222,25 @@ def test_a_run_stopped_and_resumed_ends_bit_equal(world: Path, tmp_path: Path) -
 def test_a_base_comes_back_plain(world: Path, tmp_path: Path) -> None:
     lm = tad.load(world / "base", device="cpu")
     before = fingerprint_model(lm)
-    distill(recipe(world, frozen="fp8", learning={"steps": 1}), tmp_path / "run", lm=lm, quiet=True)
+    distill(recipe(world, fp8_base_forward=True, learning={"steps": 1}), tmp_path / "run", lm=lm, quiet=True)
     detach(lm)
     assert fingerprint_model(lm) == before
-    assert not any(isinstance(part, Fp8Frozen) for part in lm.model.modules())
+    assert not any(isinstance(part, Fp8BaseLinear) for part in lm.model.modules())
 
 
 def test_bf16_and_checkpointing_train_nearly_alike(world: Path, tmp_path: Path) -> None:
-    distill(recipe(world, frozen="fp8"), tmp_path / "fp32", quiet=True)
+    distill(recipe(world, fp8_base_forward=True), tmp_path / "fp32", quiet=True)
     for name, changes, close in (
         ("bf16", {"precision": "bf16"}, 5e-2),
         ("checkpointing", {"gradient_checkpointing": True}, 1e-5),
     ):
-        distill(recipe(world, frozen="fp8", **changes), tmp_path / name, quiet=True)
+        distill(recipe(world, fp8_base_forward=True, **changes), tmp_path / name, quiet=True)
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "fp32"), rel=close), name
 
 
 def test_processes_do_not_send_each_other_fp8_weights(world: Path) -> None:
     lm = tad.load(world / "base", device="cpu")
-    values = recipe(world, frozen="fp8")
+    values = recipe(world, fp8_base_forward=True)
     module = build_module(values, lm, build_objective(values, lm), bf16=False)
     ignored = set(module._ddp_params_and_buffers_to_ignore)
     small = {name for name, value in module.named_buffers() if value.dtype == torch.float8_e4m3fn}
@@ -249,11 +251,11 @@ def test_processes_do_not_send_each_other_fp8_weights(world: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"full": True}, "frozen: fp8 needs frozen weights; leave it out with full: true"),
+        ({"full": True}, "fp8_base_forward needs frozen weights; leave it out with full: true"),
         ({"distributed": "fsdp"}, "leave it out with distributed: fsdp"),
         ({"distributed": "deepspeed"}, "leave it out with distributed: deepspeed"),
     ],
 )
 def test_what_does_not_go_with_fp8_is_refused(changes: dict[str, Any], message: str, world: Path) -> None:
     with pytest.raises(ValidationError, match=message):
-        recipe(world, frozen="fp8", **changes)
+        recipe(world, fp8_base_forward=True, **changes)

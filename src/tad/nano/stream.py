@@ -129,20 +129,13 @@ def _stack(rows: list[tuple[list[int], int]], width: int, fill: int) -> tuple[np
 
 
 class TokenStream(IterableDataset):
-    """Batches {"ids" [rows, width], "prompt" [rows]} without end, from a given step on.
+    """Batches (ids [rows, width], prompt lengths [rows]) without end, from a given step on.
 
-    `position(step)` is what a checkpoint stores and `start` takes. With several ranks each gets every n-th row.
+    `position(step)` is what a checkpoint stores and `start` takes.
     """
 
-    def __init__(
-        self,
-        spec: StreamSpec,
-        workers: int,
-        start: dict[str, int] | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        self.spec, self.workers, self.rank, self.ranks = spec, workers, rank, ranks
+    def __init__(self, spec: StreamSpec, workers: int, start: dict[str, int] | None = None) -> None:
+        self.spec, self.workers = spec, workers
         start = start or {"chunk": 0, "chunk_step": 0, "step": 0}
         self.first_step = start["step"]
         self.starts = [(start["chunk_step"], start["chunk"])]  # (first step, place) of every chunk begun
@@ -153,19 +146,15 @@ class TokenStream(IterableDataset):
         chunk_step, place = max(entry for entry in self.starts if entry[0] <= step)
         return {"chunk": place, "chunk_step": chunk_step, "step": step}
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         step, place = self.starts[0]
         for chunk in self._chunks(place):
             if self.starts[-1][1] != place:
                 self.starts.append((step, place))
             for width, rows in self._batches(chunk, place):
                 if step >= self.first_step:
-                    ids, prompt = chunk[width]
-                    mine = rows[self.rank :: self.ranks]
-                    yield {
-                        "ids": torch.from_numpy(ids[mine].astype(np.int32)),
-                        "prompt": torch.from_numpy(prompt[mine].astype(np.int32)),
-                    }
+                    ids, prompts = (torch.from_numpy(part[rows].astype(np.int64)) for part in chunk[width])
+                    yield ids, prompts
                 step += 1
             place += 1
 

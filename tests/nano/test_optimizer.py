@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tad.training.optimizer import MuonAdam, RatePlan, orthogonalize
+from tad.nano.optimizer import MuonAdam, RatePlan, orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 24), (2, 24, 8)])

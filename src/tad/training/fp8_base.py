@@ -19,10 +19,10 @@ from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
 from tad.models.quantize import check_device, check_shape, fp8_linear, to_fp8
 
-SETTING = "frozen: fp8"
+SETTING = "fp8_base_forward"
 
 
-class Fp8Frozen(nn.Linear):
+class Fp8BaseLinear(nn.Linear):
     """A frozen linear map that multiplies in fp8; shares the weight and bias of the one it is made of."""
 
     fp8: Tensor
@@ -56,20 +56,20 @@ class _Fp8Forward(torch.autograd.Function):
 
 
 @torch.no_grad()
-def quantize_frozen(model: MaskedDiffusionModel) -> None:
+def quantize_base(model: MaskedDiffusionModel) -> None:
     """Give the base of every adapted projection an fp8 forward, in place; all or none."""
     check_device(model.device, SETTING)
     places = list(_bases(model))
     for path, _, base in places:
         check_shape(base, path, SETTING)
     for _, adapted, base in places:
-        adapted.base_layer = Fp8Frozen(base)
+        adapted.base_layer = Fp8BaseLinear(base)
 
 
-def restore_frozen(model: MaskedDiffusionModel) -> None:
+def restore_base(model: MaskedDiffusionModel) -> None:
     """Take the fp8 weights out again; the maps are plain as before. Does nothing to a plain model."""
     for _, adapted, base in _bases(model):
-        if isinstance(base, Fp8Frozen):
+        if isinstance(base, Fp8BaseLinear):
             plain = nn.Linear(base.in_features, base.out_features, base.bias is not None, device="meta")
             plain.weight, plain.bias = base.weight, base.bias
             adapted.base_layer = plain.train(base.training)
@@ -80,7 +80,7 @@ def fp8_buffers(module: nn.Module) -> list[str]:
     return [
         f"{path}.{name}"
         for path, part in module.named_modules()
-        if isinstance(part, Fp8Frozen)
+        if isinstance(part, Fp8BaseLinear)
         for name in ("fp8", "scale")
     ]
 
