@@ -99,7 +99,7 @@ def set_length(page: Page, tokens: int = LENGTH) -> None:
 def ask(page: Page, question: str = QUESTION, decoder: str = "tad") -> None:
     prompt(page).fill(question)
     page.locator(".decoder").first.select_option(decoder)
-    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name="Send", exact=True).click()
 
 
 def done(page: Page) -> None:
@@ -107,7 +107,7 @@ def done(page: Page) -> None:
 
 
 def revealed(page: Page, lane: int = 0) -> int:
-    return page.locator(".lane").nth(lane).locator(".canvas .cell:not(.mask)").count()
+    return page.locator(".turn:not(.past) .lane").nth(lane).locator(".canvas .cell:not(.mask)").count()
 
 
 # Watching
@@ -119,7 +119,7 @@ def test_example_is_one_click_away_and_answers_as_generate_does(page: Page, nano
     page.get_by_role("button", name=examples[0]["title"]).click()
     done(page)
     alone = tad.generate(nano, examples[0]["prompt"], gen_length=LENGTH)
-    assert prompt(page).input_value() == examples[0]["prompt"]
+    assert page.locator(".question").text_content() == examples[0]["prompt"]
     assert page.locator(".answer").text_content() == alone.text
     assert page.locator(".forwards").text_content() == str(alone.forwards)
     assert page.locator(".tpf").text_content() == f"{alone.tpf:.2f}"
@@ -264,7 +264,7 @@ def test_threshold_slider_has_the_decoders_range_and_is_obeyed(page: Page, nano:
         page.keyboard.press("ArrowRight")
     expect(page.locator(".threshold output")).to_have_text("0.03")
     prompt(page).fill(QUESTION)
-    prompt(page).press("Control+Enter")
+    prompt(page).press("Enter")
     done(page)
     alone = tad.generate(nano, QUESTION, gen_length=LENGTH, threshold=0.03)
     assert page.locator(".forwards").text_content() == str(alone.forwards)
@@ -272,6 +272,62 @@ def test_threshold_slider_has_the_decoders_range_and_is_obeyed(page: Page, nano:
     page.locator(".decoder").select_option("one-by-one")
     expect(slider).to_be_hidden()
     expect(page.locator(".meaning")).to_have_text("This decoder has no threshold.")
+
+
+# Conversations
+
+
+def test_a_second_question_builds_on_the_first_and_keeps_its_canvas_at_hand(page: Page, nano: LM) -> None:
+    set_length(page)
+    ask(page)
+    done(page)
+    first = tad.generate(nano, QUESTION, gen_length=LENGTH)
+    assert prompt(page).input_value() == ""
+    prompt(page).fill("And")
+    prompt(page).press("Shift+Enter")
+    page.keyboard.type("twice?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn")).to_have_count(2)
+    done(page)
+    chat = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "And\ntwice?"},
+    ]
+    second = tad.generate(nano, chat, gen_length=LENGTH)
+    assert page.locator(".question").all_text_contents() == [QUESTION, "And\ntwice?"]
+    assert page.locator(".answer").all_text_contents() == [first.text, second.text]
+    assert page.locator("#scrub").get_attribute("max") == str(second.forwards)
+    page.get_by_role("button", name="Show its canvas").first.click()
+    expect(page.locator("#scrub")).to_have_attribute("max", str(first.forwards))
+    page.get_by_role("button", name="Ask again").click()
+    expect(page.locator(".turn")).to_have_count(2)
+    done(page)
+    assert page.locator(".answer").all_text_contents() == [first.text, second.text]
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_the_answer_stands_above_the_canvas_and_the_player_covers_neither(page: Page) -> None:
+    set_length(page, 256)
+    ask(page)
+    done(page)
+    answer, canvas, player = (page.locator(one).bounding_box() for one in (".answer", ".canvas", "#replay"))
+    assert answer["y"] + answer["height"] <= canvas["y"]
+    assert canvas["y"] + canvas["height"] <= player["y"]
+
+
+def test_compared_runs_and_their_settings_have_the_same_names(page: Page) -> None:
+    set_length(page)
+    page.get_by_label("Compare side by side").check()
+    ask(page)
+    done(page)
+    assert page.locator("#settings legend").all_text_contents() == ["First", "Second"]
+    assert page.locator(".lane h2").all_text_contents() == ["First: tad", "Second: one-by-one"]
+    expect(page.get_by_role("article", name="First: tad")).to_be_visible()
+    expect(page.get_by_role("article", name="Second: one-by-one")).to_be_visible()
+    expect(page.get_by_role("application", name="Canvas of Second: one-by-one")).to_be_visible()
+    expect(page.locator("#status")).to_contain_text("Second: one-by-one")
 
 
 # Errors, and text that is not what it should be
@@ -287,6 +343,12 @@ def test_refusal_of_the_server_is_shown_as_text(browser: Browser, site: Live) ->
         ask(page)
         done(page)
         expect(page.locator("#error")).to_be_hidden()
+        shown = page.locator(".answer").text_content()
+        ask(page, "too long " * 400)
+        expect(page.get_by_role("alert")).to_contain_text("over the context of 512")
+        assert page.locator(".answer").all_text_contents() == [shown]  # what was there stays
+        assert revealed(page) == LENGTH
+        assert prompt(page).input_value() == "too long " * 400
 
 
 def test_server_that_is_gone_is_named(browser: Browser, site: Live) -> None:
@@ -392,7 +454,7 @@ def test_run_is_downloaded_and_loaded_again(page: Page, tmp_path: Path) -> None:
     page.locator("#scrub").fill("3")
     assert page.locator(".canvas .cell").all_text_contents() == cells
     assert page.locator("dd").all_text_contents() == counters
-    assert prompt(page).input_value() == QUESTION
+    assert page.locator(".question").text_content() == QUESTION
 
 
 @pytest.mark.parametrize(

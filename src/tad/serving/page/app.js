@@ -8,7 +8,8 @@ const LONGEST = 65536; // positions of a run that is loaded from a file
 const page = {
   card: null, // the model, as /v1/models describes it
   sides: [], // settings of one or two decoders
-  lanes: [], // what was decoded with them
+  turns: [], // of the conversation: a question, and what was decoded for it
+  lanes: [], // those of the turn whose canvas is shown
   forward: 0, // the moment that is shown
   following: true, // whether that is the latest one, whatever comes
   aborter: null, // of the run under way
@@ -78,11 +79,38 @@ class Trace {
   }
 }
 
-// ---------------------------------------------------------------- A lane: a trace on the screen
+// ---------------------------------------------------------------- A turn and its lanes: traces on the screen
+
+class Turn {
+  constructor(traces) {
+    const sides = traces.length > 1 ? ["First", "Second"] : [""];
+    this.lanes = traces.map((trace, number) => new Lane(trace, sides[number]));
+    this.root = clone("turn-template");
+    this.root.querySelector(".question").textContent = this.question;
+    this.root.querySelector(".lanes").append(...this.lanes.map((lane) => lane.root));
+    this.root.querySelector(".reopen").addEventListener("click", () => select(this));
+  }
+
+  get question() {
+    return this.lanes[0].trace.request.messages.at(-1).content;
+  }
+
+  /** Whether every answer is complete, so that the next question can build on it. */
+  get whole() {
+    return this.lanes.every(({ trace }) => trace.end !== null);
+  }
+
+  /** Question and answer as messages; a side that did not answer this turn takes the first one's. */
+  messages(side) {
+    const { text } = (this.lanes[side] ?? this.lanes[0]).trace;
+    return [{ role: "user", content: this.question }, { role: "assistant", content: text }];
+  }
+}
 
 class Lane {
-  constructor(trace) {
+  constructor(trace, side = "") {
     this.trace = trace;
+    this.side = side; // First or Second, where two are compared
     this.root = clone("lane-template");
     this.canvas = this.part(".canvas");
     this.blocks = [];
@@ -90,8 +118,9 @@ class Lane {
     this.drawn = []; // what each cell shows, so that only changes touch the page
     this.chosen = null;
     this.frame = null;
-    this.part("h2").textContent = trace.request.decoder;
-    this.canvas.setAttribute("aria-label", "Canvas, waiting for its turn");
+    this.part("h2").textContent = this.title;
+    this.root.setAttribute("aria-label", this.title);
+    this.canvas.setAttribute("aria-label", `Canvas of ${this.title}, waiting for its turn`);
     for (const kind of ["pointerover", "click"]) this.canvas.addEventListener(kind, (event) => this.point(event));
     this.canvas.addEventListener("keydown", (event) => this.move(event));
   }
@@ -100,13 +129,18 @@ class Lane {
     return this.root.querySelector(selector);
   }
 
+  get title() {
+    const { decoder } = this.trace.begin ?? this.trace.request;
+    return this.side ? `${this.side}: ${decoder}` : decoder;
+  }
+
   build() {
-    const { gen_length, block, decoder, threshold, adapter } = this.trace.begin;
+    const { gen_length, block, threshold, adapter } = this.trace.begin;
     const weights = page.card?.tad.adapter || adapter ? (adapter ? "student" : "base") : "";
-    this.part("h2").textContent = decoder;
-    this.part(".with").textContent = [weights, threshold === null ? "" : `threshold ${round(threshold)}`]
-      .filter(Boolean)
-      .join(" · ");
+    this.about = [weights, threshold === null ? "" : `threshold ${round(threshold)}`].filter(Boolean).join(" · ");
+    this.part("h2").textContent = this.title;
+    this.part(".with").textContent = this.about;
+    this.root.setAttribute("aria-label", [this.title, this.about].filter(Boolean).join(", "));
     for (let start = 0; start < gen_length; start += block) {
       const box = document.createElement("div");
       box.dataset.number = start / block + 1;
@@ -138,7 +172,7 @@ class Lane {
     this.part(".revealed").textContent = `${frame.revealed}/${this.cells.length}`;
     this.canvas.setAttribute(
       "aria-label",
-      `Canvas of ${trace.begin.decoder}: ${frame.revealed} of ${this.cells.length} positions revealed after forward ` +
+      `Canvas of ${this.title}: ${frame.revealed} of ${this.cells.length} positions revealed after forward ` +
         `${frame.now}. Left and right arrow keys move by position, up and down by block.`,
     );
     if (this.chosen !== null) this.part(".inspect").textContent = this.describe(this.chosen);
@@ -170,7 +204,7 @@ class Lane {
 
   /** Where a cell stands on the colour ramp, from 0 to 1. */
   tone(cell) {
-    if ($("lanes").dataset.colour === "confidence") return cell.sure;
+    if ($("turns").dataset.colour === "confidence") return cell.sure;
     return cell.step < 1 ? 0 : (cell.step - 1) / Math.max(1, this.trace.forwards - 1);
   }
 
@@ -293,31 +327,38 @@ function contrast(first) {
 
 // ---------------------------------------------------------------- Asking the server
 
-async function run() {
-  const shared = { model: page.card.id, messages: [{ role: "user", content: $("prompt").value }] };
+/** Ask a question as the next turn, or in place of the last one. */
+async function run(question, again = false) {
+  const before = again ? page.turns.slice(0, -1) : page.turns;
+  const shared = { model: page.card.id };
   for (const [field, id] of [["max_tokens", "max-tokens"], ["temperature", "temperature"], ["seed", "seed"]]) {
     if ($(id).value !== "") shared[field] = Number($(id).value);
   }
-  const extras = { stream: true, reveals: true };
+  const traces = page.sides.map((side, number) => {
+    const said = before.filter((turn) => turn.whole).flatMap((turn) => turn.messages(number));
+    const messages = [...said, { role: "user", content: question }];
+    return new Trace({ ...shared, messages, ...side.values(), stream: true, reveals: true });
+  });
+  const kept = page.turns;
   pause();
   complain("");
   say("Decoding …");
   page.aborter = new AbortController();
-  present(page.sides.map((side) => new Trace({ ...shared, ...side.values(), ...extras })));
+  present([...before, new Turn(traces)]);
   setBusy(true);
-  reach($("lanes"));
-  const traces = page.lanes.map((lane) => lane.trace);
+  const { lanes, root } = page.turns.at(-1);
+  reach(root);
   const outcomes = await Promise.allSettled(traces.map((trace) => follow(trace, page.aborter.signal)));
-  setBusy(false);
   const reasons = outcomes.map(({ reason }) => reason);
-  const failed = traces.filter((_, number) => reasons[number] && reasons[number].name !== "AbortError");
-  const names = traces.length > 1;
-  complain(failed.map((trace) => {
-    const message = reasons[traces.indexOf(trace)].message;
-    return names ? `${trace.request.decoder}: ${message}` : message;
+  const failed = lanes.filter((_, number) => reasons[number] && reasons[number].name !== "AbortError");
+  complain(failed.map((lane) => {
+    const message = reasons[lanes.indexOf(lane)].message;
+    return lane.side ? `${lane.title}: ${message}` : message;
   }).join("\n"));
-  say(page.aborter.signal.aborted ? "Stopped." : failed.length ? "" : summarise(traces));
-  if (traces.every((trace) => !trace.begin)) present([]);
+  say(page.aborter.signal.aborted ? "Stopped." : failed.length ? "" : summarise(lanes));
+  if (traces.every((trace) => !trace.begin)) present(kept); // nothing came: what was there stays
+  else if ($("prompt").value === question) $("prompt").value = "";
+  setBusy(false);
   refresh();
 }
 
@@ -373,11 +414,11 @@ async function* readEvents(response) {
   }
 }
 
-function summarise(traces) {
-  const parts = traces.map(({ begin, end }) =>
-    `${begin.decoder}: ${count(end.usage.completion_tokens, "token")} in ${count(end.forwards, "forward")}, ` +
-    `${end.tpf.toFixed(2)} per forward`);
-  if (traces.length === 2) parts.push(traces[0].text === traces[1].text ? "the same answer" : "different answers");
+function summarise(lanes) {
+  const parts = lanes.map(({ title, about, side, trace: { end } }) =>
+    `${side && about ? `${title} (${about})` : title}: ${count(end.usage.completion_tokens, "token")} in ` +
+    `${count(end.forwards, "forward")}, ${end.tpf.toFixed(2)} per forward`);
+  if (lanes.length === 2) parts.push(lanes[0].trace.text === lanes[1].trace.text ? "the same answer" : "different answers");
   return `Done. ${parts.join("; ")}.`;
 }
 
@@ -387,12 +428,22 @@ function count(number, noun) {
 
 // ---------------------------------------------------------------- Showing and replaying
 
-function present(traces) {
-  page.lanes = traces.map((trace) => new Lane(trace));
+/** Show these turns; the last one has its canvas open. */
+function present(turns) {
+  page.turns = turns;
+  turns.forEach((turn, number) => turn.root.setAttribute("aria-label", `Turn ${number + 1}`));
+  $("turns").replaceChildren(...turns.map((turn) => turn.root));
+  $("empty").hidden = turns.length > 0;
+  select(turns.at(-1));
+}
+
+/** Open the canvas of a turn, and close those of the others. */
+function select(chosen) {
+  pause();
+  page.lanes = chosen?.lanes ?? [];
   page.following = true;
-  $("lanes").replaceChildren(...page.lanes.map((lane) => lane.root));
-  $("empty").hidden = traces.length > 0;
-  $("shared").hidden = traces.length < 2;
+  for (const turn of page.turns) turn.root.classList.toggle("past", turn !== chosen);
+  $("shared").hidden = page.lanes.length < 2;
   refresh();
 }
 
@@ -467,6 +518,8 @@ function setBusy(busy) {
   $("run").disabled = busy;
   $("stop").hidden = !busy;
   $("load").disabled = busy;
+  $("again").hidden = $("fresh").hidden = busy || page.turns.length === 0;
+  for (const button of $("examples").children) button.disabled = busy;
 }
 
 // ---------------------------------------------------------------- Runs as files, settings as links
@@ -486,8 +539,8 @@ async function load(file) {
     const traces = unpack(await file.text());
     pause();
     complain("");
-    present(traces);
-    $("prompt").value = traces[0].request.messages.at(-1).content;
+    present([new Turn(traces)]);
+    setBusy(false);
     say(`Loaded ${file.name}: ${traces.map((trace) => count(trace.forwards, "forward")).join(" and ")}.`);
   } catch (error) {
     complain(`${file.name}: ${error.message}`);
@@ -543,7 +596,7 @@ function unpack(text) {
 }
 
 async function copyLink() {
-  const settings = { prompt: $("prompt").value, sides: page.sides.map((side) => side.values()) };
+  const settings = { prompt: $("prompt").value || (page.turns.at(-1)?.question ?? ""), sides: page.sides.map((side) => side.values()) };
   for (const id of ["max-tokens", "temperature", "seed"]) if ($(id).value !== "") settings[id] = $(id).value;
   history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(settings))}`);
   try {
@@ -604,8 +657,8 @@ async function connect() {
     button.append(document.createElement("b"), document.createElement("span"));
     [button.firstChild.textContent, button.lastChild.textContent] = [title, prompt];
     button.addEventListener("click", () => {
-      $("prompt").value = prompt;
-      if (!$("run").disabled) run();
+      present([]);
+      run(prompt);
     });
     $("examples").append(button);
   }
@@ -624,12 +677,22 @@ $("theme").addEventListener("click", () => {
 });
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!$("run").disabled) run();
+  if (!$("run").disabled) run($("prompt").value);
 });
 $("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("ask").requestSubmit();
 });
 $("stop").addEventListener("click", () => page.aborter.abort());
+$("again").addEventListener("click", () => run(page.turns.at(-1).question, true));
+$("fresh").addEventListener("click", () => {
+  present([]);
+  setBusy(false);
+  complain("");
+  say("");
+  $("prompt").focus();
+});
 $("compare").addEventListener("change", () => setSides($("compare").checked));
 $("scrub").addEventListener("input", () => seek(Number($("scrub").value)));
 $("back").addEventListener("click", () => seek(page.forward - 1));
@@ -644,7 +707,7 @@ $("link").addEventListener("click", copyLink);
 for (const choice of document.querySelectorAll("[name=colour]")) {
   choice.addEventListener("change", () => {
     const byStep = choice.value === "step";
-    $("lanes").dataset.colour = choice.value;
+    $("turns").dataset.colour = choice.value;
     $("scale-low").textContent = byStep ? "first forward" : "confidence 0";
     $("scale-high").textContent = byStep ? "last forward" : "1";
     show(page.forward);
