@@ -155,29 +155,29 @@ def test_plain_answers_are_separated_by_a_blank_line(model: str, lm: tad.LM) -> 
 @pytest.mark.parametrize(
     ("words", "given", "message"),
     [
-        (("hello", "--file", "x.txt"), None, "give one of a prompt"),
-        ((), "", "standard input: no prompt in it"),
-        (("--file", "nowhere.txt"), None, "nowhere.txt: No such file"),
-        ((), '{"prompt": "a"}\n{"prompt": \n', r"standard input:2: not JSON"),
-        ((), '{"prompt": "a"}\n[]\n', r'standard input:2: should be an object with either "prompt"'),
-        ((), '{"question": "a"}\n', r"standard input:1: should be an object"),
-        ((), '{"prompt": "a", "messages": []}\n', r"standard input:1: should be an object"),
-        ((), '{"prompt": 3}\n', r'standard input:1: "prompt" should be text'),
-        ((), '{"messages": "a"}\n', r'standard input:1: "messages" should be a list'),
-        ((), '{"messages": []}\n', r'standard input:1: "messages" is empty'),
-        ((), '{"messages": [{"role": "robot", "content": "a"}]}\n', r"standard input:1: message 0: role"),
-        ((), "short\n" + "x" * CONTEXT, r"standard input:2: \d+ tokens and --gen-length 16 are more than"),
-        (("--raw", "--allow-special"), "a\nwhat is <|mdm_mask|>?\n", r"standard input:2: .*contains the mask token"),
-        (("a", "--decoder", "tadd"), None, "unknown decoder 'tadd'; did you mean 'tad'"),
-        (("a", "--set", "treshold=1"), None, "did you mean 'threshold'"),
-        (("a", "--set", "threshold"), None, "should be KEY=VALUE"),
-        (("a", "--set", "threshold=1", "--threshold", "1"), None, "are the same parameter"),
-        (("a", "--set", "threshold=high"), None, "threshold must be a number, not 'high'"),
-        (("a", "--set", "stop=never"), None, "stop is one of end, eager, off"),
-        (("a", "--set", "delay=1"), None, "has no parameter 'delay'"),
-        (("a", "--decoder", "llada", "--threshold", "1"), None, "has no parameter 'threshold'"),
-        (("--ids", "1,two"), None, "should be token ids"),
-        (("--ids", "1,9999"), None, "outside the vocabulary"),
+        (("hello", "--file", "x.txt"), None, "--file"),
+        ((), "", "standard input"),
+        (("--file", "nowhere.txt"), None, r"nowhere\.txt"),
+        ((), '{"prompt": "a"}\n{"prompt": \n', "standard input:2"),
+        ((), '{"prompt": "a"}\n[]\n', "standard input:2"),
+        ((), '{"question": "a"}\n', "standard input:1"),
+        ((), '{"prompt": "a", "messages": []}\n', "standard input:1"),
+        ((), '{"prompt": 3}\n', 'standard input:1: "prompt"'),
+        ((), '{"messages": "a"}\n', 'standard input:1: "messages"'),
+        ((), '{"messages": []}\n', 'standard input:1: "messages"'),
+        ((), '{"messages": [{"role": "robot", "content": "a"}]}\n', "standard input:1: message 0: role"),
+        ((), "short\n" + "x" * CONTEXT, "standard input:2: .*--gen-length 16"),
+        (("--raw", "--allow-special"), "a\nwhat is <|mdm_mask|>?\n", "standard input:2: .*mask"),
+        (("a", "--decoder", "tadd"), None, "'tadd'.*'tad'"),
+        (("a", "--set", "treshold=1"), None, "'threshold'"),
+        (("a", "--set", "threshold"), None, "--set threshold"),
+        (("a", "--set", "threshold=1", "--threshold", "1"), None, "--threshold"),
+        (("a", "--set", "threshold=high"), None, "threshold.*'high'"),
+        (("a", "--set", "stop=never"), None, "stop"),
+        (("a", "--set", "delay=1"), None, "'delay'"),
+        (("a", "--decoder", "llada", "--threshold", "1"), None, "'threshold'"),
+        (("--ids", "1,two"), None, "--ids"),
+        (("--ids", "1,9999"), None, "9999"),
     ],
 )  # fmt: skip
 def test_bad_input_is_a_clear_error(
@@ -191,7 +191,7 @@ def test_bad_input_is_a_clear_error(
 def test_malformed_line_of_a_file_is_named(model: str, tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt" "b"}\n')
-    with pytest.raises(TadError, match=r"some\.jsonl:3: not JSON"):
+    with pytest.raises(TadError, match=r"some\.jsonl:3"):
         run("generate", model, "--file", str(path), *SHORT)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(TadError, match="not UTF-8"):
@@ -199,18 +199,18 @@ def test_malformed_line_of_a_file_is_named(model: str, tmp_path: Path) -> None:
 
 
 def test_length_that_is_no_multiple_of_the_block_is_refused_before_loading(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match="gen_length 20 is not a multiple of the block length 32"):
+    with pytest.raises(TadError, match="gen_length 20"):
         run("generate", str(tmp_path), "hello", "--gen-length", "20")
 
 
 def test_missing_prompt_at_a_terminal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", _Terminal())
-    with pytest.raises(TadError, match="no prompt: give it as an argument"):
+    with pytest.raises(TadError, match="--file"):
         cli._questions(None, None, None)
 
 
 def test_text_for_a_model_without_tokenizer_is_an_error(bare: str) -> None:
-    with pytest.raises(TadError, match="has no tokenizer; give the prompt as token ids with --ids"):
+    with pytest.raises(TadError, match="--ids"):
         run("generate", bare, "hello", *SHORT)
 
 
@@ -224,7 +224,8 @@ def test_error_of_the_program_is_one_line_and_exit_code_2(model: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: unknown decoder 'tadd'")
+    assert done.stderr.startswith("error: ")
+    assert "'tadd'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -456,9 +457,9 @@ def test_every_parameter_of_every_part_has_a_meaning() -> None:
 
 
 def test_unknown_decoder_or_family_is_an_error() -> None:
-    with pytest.raises(TadError, match="unknown decoder 'd3lm'; did you mean 'd3llm'"):
+    with pytest.raises(TadError, match=r"'d3lm'.*'d3llm'"):
         run("decoders", "d3lm")
-    with pytest.raises(TadError, match="should be llada or dream"):
+    with pytest.raises(TadError, match="--family qwen"):
         run("decoders", "--family", "qwen")
 
 
@@ -485,7 +486,7 @@ def test_only_newlines_end_a_prompt(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["name", "family"])
 def test_a_word_that_is_no_parameter_is_refused_whatever_it_is(model: str, key: str) -> None:
-    with pytest.raises(TadError, match=f"decoder 'tad' has no parameter '{key}'"):
+    with pytest.raises(TadError, match=f"'{key}'"):
         run("generate", model, "hello", "--set", f"{key}=x")
 
 

@@ -173,7 +173,7 @@ def test_a_body_that_a_foreign_form_could_send_is_refused(server: Live, kind: st
     content = json.dumps(server.body()).encode()
     response = server.client().post("/v1/chat/completions", content=content, headers=headers)
     assert response.status_code == 415
-    assert response.json()["error"]["message"].startswith("the body should be JSON")
+    assert response.json()["error"]["code"] == "type"
 
 
 def test_json_with_a_charset_is_json(server: Live) -> None:
@@ -253,7 +253,8 @@ def test_a_failure_inside_shows_nothing_of_it(plain: LM, monkeypatch: pytest.Mon
     with live(plain) as server:
         response = server.chat()
         assert response.status_code == 500
-        assert response.json()["error"]["message"] == "the server failed; its log says why"
+        assert response.json()["error"]["type"] == "server_error"
+        assert "secret" not in response.text
         assert server.client().get("/health").status_code == 200
 
 
@@ -268,7 +269,7 @@ def test_loopback_needs_no_key(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "models.example"])
 def test_another_address_needs_a_key(host: str) -> None:
-    with pytest.raises(TadError, match="a key is needed; set TAD_API_KEY"):
+    with pytest.raises(TadError, match="TAD_API_KEY"):
         check_bind(host, None)
     assert check_bind(host, KEY) is True
 
@@ -289,11 +290,11 @@ def test_the_key_comes_from_argument_file_or_environment(
 @pytest.mark.parametrize(
     ("argument", "content", "message"),
     [
-        ("", None, "--api-key: the key is empty"),
-        ("two words", None, "ASCII characters without spaces"),
-        ("schlüssel", None, "ASCII characters without spaces"),
-        (None, "\n", "the key is empty"),
-        ("a", "b", "give one"),
+        ("", None, "--api-key: "),
+        ("two words", None, "--api-key: "),
+        ("schlüssel", None, "--api-key: "),
+        (None, "\n", "--api-key-file"),
+        ("a", "b", "--api-key-file"),
     ],
 )
 def test_a_key_that_cannot_work_is_refused(
@@ -307,7 +308,7 @@ def test_a_key_that_cannot_work_is_refused(
 
 
 def test_a_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match=r"--api-key-file .*/none: No such file"):
+    with pytest.raises(TadError, match=r"--api-key-file .*/none"):
         read_key(None, tmp_path / "none")
 
 
@@ -317,5 +318,5 @@ def test_the_key_is_not_shown_with_the_settings() -> None:
 
 def test_an_empty_key_in_the_environment_is_not_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAD_API_KEY", "")
-    with pytest.raises(TadError, match="TAD_API_KEY: the key is empty"):
+    with pytest.raises(TadError, match="TAD_API_KEY"):
         read_key(None, None)

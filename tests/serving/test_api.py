@@ -479,11 +479,11 @@ def test_a_missing_field_is_named(server: Live, field: str) -> None:
     body = server.body()
     del body[field]
     error = server.client().post("/v1/chat/completions", json=body).json()["error"]
-    assert error["message"] == f"field '{field}' is missing"
+    assert error["param"] == field
 
 
 def test_another_model_is_not_found(server: Live) -> None:
-    with pytest.raises(openai.NotFoundError, match="this server has 'tiny-llada'"):
+    with pytest.raises(openai.NotFoundError, match="tiny-llada"):
         client_of(server).chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
     assert server.client().get("/v1/models/other/thing").status_code == 404
 

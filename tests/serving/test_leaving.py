@@ -96,8 +96,8 @@ def test_a_time_limit_is_a_503_or_an_error_in_the_stream(plain: LM, monkeypatch:
         whole = server.chat(max_tokens=128, decoder="one-by-one")
         events = server.events(max_tokens=128, decoder="one-by-one")
     assert whole.status_code == 503
-    assert whole.json()["error"]["message"] == "not finished within 0.2 s"
-    assert events[-1][1]["error"]["message"] == "not finished within 0.2 s"
+    assert whole.json()["error"]["code"] == "timeout"
+    assert "0.2 s" in events[-1][1]["error"]["message"]
 
 
 def test_while_draining_new_connections_get_a_503_and_what_runs_is_finished(
@@ -183,7 +183,7 @@ def test_sigterm_during_load_finishes_or_refuses_cleanly_and_exits_with_0(checkp
                     outcomes.append("broken " + str(error) if "incomplete" in str(error) else "closed")
                     return
                 if response.status_code != 200:
-                    outcomes.append(f"{response.status_code} {response.json()['error']['message']}")
+                    outcomes.append(f"{response.status_code} {response.json()['error']['code']}")
                     return
                 text = response.text
                 complete = (
@@ -202,7 +202,7 @@ def test_sigterm_during_load_finishes_or_refuses_cleanly_and_exits_with_0(checkp
     assert code == 0, err
     assert out.strip() == "stopped"
     assert "Traceback" not in err
-    assert not [one for one in outcomes if one.startswith(("broken", "5")) and "shutting down" not in one]
+    assert not [one for one in outcomes if one.startswith(("broken", "5")) and "shutdown" not in one]
     assert outcomes.count("complete") >= 8
 
 
@@ -232,18 +232,18 @@ def test_requests_over_the_grace_get_a_clean_error_and_the_exit_code_is_0(checkp
     refused = [answer for answer in answers if answer.status_code == 503]
     assert {answer.status_code for answer in answers} <= {200, 503}
     assert refused
-    assert all(answer.json()["error"]["message"] == "the server is shutting down" for answer in refused)
+    assert {answer.json()["error"]["code"] for answer in refused} == {"shutdown"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "a key is needed"),
-        (["--decoder", "magic"], "unknown decoder 'magic'"),
-        (["--decoder", "llada", "--threshold", "1"], "has no parameter 'threshold'"),
-        (["--backend", "cloud"], "should be local or ray"),
-        (["--replicas", "2"], "needs --backend ray"),
-        (["--api-key", ""], "the key is empty"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0"),
+        (["--decoder", "magic"], "'magic'"),
+        (["--decoder", "llada", "--threshold", "1"], "'threshold'"),
+        (["--backend", "cloud"], "--backend cloud"),
+        (["--replicas", "2"], "--replicas 2"),
+        (["--api-key", ""], "--api-key"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line_before_the_model_is_read(
