@@ -29,7 +29,7 @@ BLOCK = 32  # tokens per block of the block-causal rule
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=["llada-8b", "dream-7b"], choices=list(SHAPES))
     parser.add_argument("--length", type=int, default=384, help="tokens of the plain forward")
     parser.add_argument("--long", type=int, default=4096, help="tokens of the block-causal comparison")
     parser.add_argument("--repeats", type=int, default=20)

@@ -1,7 +1,7 @@
 """tad: fast and accurate decoding for diffusion language models.
 
 `import tad` imports nothing heavy: names are resolved on first use. Once it is imported, the Hugging Face Auto classes
-know LLaDA and Dream, whether they are imported before or after.
+know the families of `tad.models`, whether they are imported before or after.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def __dir__() -> list[str]:
 
 
 class _RegisterFamilies(MetaPathFinder):
-    """Imports `tad.models`, which registers both families, right after the (lazy) package `transformers` has been imported."""
+    """Imports `tad.models`, which registers the families, right after the (lazy) package `transformers` has been imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,8 +1,8 @@
 """The parity data as Python objects: cases with their arrays, the tiny checkpoints, and pytest parameters.
 
-The set is `tests/golden/data`, or the directory named by TAD_GOLDEN (same format: llada/ and/or dream/, each with
-cases.json, meta.json, arrays.safetensors, checkpoint/ and student/). A file that is named but not there raises: a
-parity set is never skipped.
+The set is `tests/golden/data`, or the directory named by TAD_GOLDEN (same format: some of the folders in `FOLDERS`, each
+with cases.json, meta.json, arrays.safetensors, checkpoint/ and, in the first two, student/). A file that is named but not
+there raises: a parity set is never skipped.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ CLAIMED = {
     "aup": "test_aup.py",
     "tpf": "test_tpf.py",
 }
-CLAIMED_LATER: tuple[str, ...] = ()
+CLAIMED_LATER: tuple[str, ...] = ("block_decode", "fdv2_loss", "sdar_loss", "llada2_loss")
+
+BLOCK_FOLDERS = ("fastdllm_v2", "sdar", "llada2")  # block-diffusion families
+FOLDERS = ("llada", "dream", *BLOCK_FOLDERS)
 
 Case = dict[str, Any]
 
 
 def families() -> list[str]:
     """The families the set has; at least one."""
-    found = [name for name in ("llada", "dream") if (ROOT / name).is_dir()]
+    found = [name for name in FOLDERS if (ROOT / name).is_dir()]
     if not found:
-        raise FileNotFoundError(f"{ROOT}: no parity set here (expected a llada/ or dream/ directory)")
+        raise FileNotFoundError(f"{ROOT}: no parity set here (expected one of {', '.join(FOLDERS)})")
     return found
 
 
@@ -77,10 +80,12 @@ def load_cases(family: str) -> list[Case]:
 
 
 def kind(case: Case) -> str:
-    """'logits', 'decode', or the strategy itself for the losses and for anything new."""
+    """'logits', 'decode' or 'block_decode', or the strategy itself for the losses and for anything new."""
     if case["strategy"] == "logits":
         return "logits"
-    return "decode" if "output_ids" in case.get("expected", {}) else case["strategy"]
+    if "output_ids" not in case.get("expected", {}):
+        return case["strategy"]
+    return "block_decode" if case["family"] in BLOCK_FOLDERS else "decode"
 
 
 def parameters(keep: str | Callable[[Case], bool], family: str | None = None) -> list[Any]:
@@ -106,7 +111,9 @@ def model(family: str, student: bool = False) -> MaskedDiffusionModel:
     """The tiny checkpoint in fp32, in eval mode; `student` replaces the overlay's tensors. Shared: do not train it."""
     checkpoint = need(ROOT / family / "checkpoint")
     declared = json.loads(need(checkpoint / "config.json").read_text())["model_type"]
-    loaded = family_of(declared).model_class.from_pretrained(checkpoint, dtype="float32").eval()
+    # SDAR's config asks for FlexAttention, which is no help on a CPU.
+    kind_of = family_of(declared).model_class
+    loaded = kind_of.from_pretrained(checkpoint, dtype="float32", attn_implementation="sdpa").eval()
     if student:
         overlay = load_file(need(ROOT / family / "student" / "overlay.safetensors"))
         unexpected = loaded.load_state_dict(overlay, strict=False).unexpected_keys

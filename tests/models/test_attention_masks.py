@@ -105,6 +105,13 @@ def test_a_query_that_sees_nothing_spoils_nobody() -> None:
     assert near(logits[keys], wanted[keys])
 
 
+def noisy_and_clean(samples: Tensor | None) -> AttentionMask:
+    """Halves of the row, or of each of its two samples."""
+    half = LENGTH // (2 if samples is None else 4)
+    columns = torch.arange(LENGTH)[None]
+    return AttentionMask.noisy_and_clean(columns % half // 3, columns // half % 2 == 0, samples)
+
+
 def masks(name: str, batch: int) -> AttentionMask:
     keys = torch.ones(batch, LENGTH, dtype=torch.bool)
     keys[0, :3], keys[1, -5:] = False, False
@@ -114,11 +121,13 @@ def masks(name: str, batch: int) -> AttentionMask:
         "padded": AttentionMask.padded(keys),
         "block-causal": AttentionMask.block_causal(blocks),
         "both": AttentionMask.block_causal(blocks, keys),
+        "noisy and clean": noisy_and_clean(samples=None),
+        "packed": noisy_and_clean(samples=torch.arange(LENGTH)[None] // (LENGTH // 2)),
     }[name]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("name", ["full", "padded", "block-causal", "both"])
+@pytest.mark.parametrize("name", ["full", "padded", "block-causal", "both", "noisy and clean", "packed"])
 def test_flex_attention_agrees_with_sdpa(family: str, name: str) -> None:
     ids, rule = random_ids(1, 2, LENGTH), masks(name, 2)
     real = rule.keys if rule.keys is not None else torch.ones(2, LENGTH, dtype=torch.bool)

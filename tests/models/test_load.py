@@ -213,7 +213,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is a list": (write_config("[]"), r"config.json: should hold a JSON object, holds a list"),
     "unknown model_type": (
         edit(model_type="gpt2"),
-        r"model_type 'gpt2' is not supported; known: Dream, llada",
+        r"model_type 'gpt2' is not supported; known: Dream",
     ),
     "no model_type": (edit(model_type=None), r"model_type None is not supported"),
     "wrong width": (edit(d_model=128), r"wte.weight has shape \[320, 64\], config.json implies \[320, 128\]"),

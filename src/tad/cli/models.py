@@ -42,7 +42,9 @@ def _program(
 def info(
     model: OptionalModel = None,
     adapter: Adapter = None,
-    shape: Annotated[str | None, typer.Option(help="A shape without weights: llada-8b, dream-7b.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="A shape without weights, such as llada-8b, sdar-8b.")
+    ] = None,
     length: Annotated[
         int | None, typer.Option(help="Tokens per row for the cost of a forward (default 384).")
     ] = None,
@@ -67,7 +69,9 @@ def format_info(facts: ModelInfo) -> str:
         "model": facts.source,
         "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),
         "parameters": f"{facts.parameters:,}",
-        "layers": f"{facts.layers} x width {facts.width}, {facts.heads} heads ({facts.kv_heads} key heads), MLP {facts.mlp}",
+        "layers": f"{facts.layers} x width {facts.width}, {facts.heads} heads ({facts.kv_heads} key heads), MLP {facts.mlp}"
+        + ("" if facts.experts is None else f", experts {facts.experts}"),
+        "attention": "full" if facts.block is None else f"block-causal, blocks of {facts.block}",
         "vocabulary": f"{facts.vocabulary:,} rows{', head tied' if facts.tied else ''}",
         "tokenizer": facts.tokenizer or "none (token ids only)",
         "special tokens": ", ".join(

@@ -1,11 +1,21 @@
-"""What predicts: one transformer and the two families, as Hugging Face models under their released names."""
+"""What predicts: one transformer and its families, as Hugging Face models under their released names."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tad.models.attention import AttentionMask, BlockLayout, block_index
 from tad.models.cache import KVCache
 from tad.models.dream import DreamConfig, DreamModel
-from tad.models.family import DREAM, FAMILIES, LLADA, Family, family_named, family_of
+from tad.models.family import (
+    DREAM,
+    FAMILIES,
+    FAST_DLLM_V2,
+    LLADA,
+    LLADA2,
+    SDAR,
+    Family,
+    family_named,
+    family_of,
+)
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
 from tad.models.lm import LM, load
 from tad.models.tokenizer import Message
@@ -15,8 +25,11 @@ from tad.models.transformer import DiffusionOutput, MaskedDiffusionModel
 __all__ = [
     "DREAM",
     "FAMILIES",
+    "FAST_DLLM_V2",
     "LLADA",
+    "LLADA2",
     "LM",
+    "SDAR",
     "AttentionMask",
     "BlockLayout",
     "DiffusionOutput",

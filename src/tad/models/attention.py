@@ -46,10 +46,16 @@ def block_index(
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Full attention by default; `keys` hides padding, `blocks` makes it block-causal. Both may be given."""
+    """Full attention by default; `keys` hides padding, `blocks` makes it block-causal. Both may be given.
+
+    `noisy` and `samples` belong to the training layout of block-diffusion models, in which a row holds a noisy and a
+    clean copy of its tokens (`noisy_and_clean`); they need `blocks`.
+    """
 
     keys: Tensor | None = None  # [batch, length] bool, True where the position is real
     blocks: Tensor | None = None  # [batch or 1, length] int: a query sees its own block and the earlier ones
+    noisy: Tensor | None = None  # [batch or 1, length] bool: in the noisy copy
+    samples: Tensor | None = None  # [batch or 1, length] int: samples of a packed row do not see each other
 
     @classmethod
     def full(cls) -> AttentionMask:
@@ -66,11 +72,26 @@ class AttentionMask:
         """A position sees its own block and every earlier one."""
         return cls(keys=None if keys is None else keys.bool(), blocks=blocks)
 
+    @classmethod
+    def noisy_and_clean(cls, blocks: Tensor, noisy: Tensor, samples: Tensor | None = None) -> AttentionMask:
+        """A noisy block sees itself and the clean blocks before it; the clean copy is block-causal by itself.
+
+        So every noisy block has the prefix it would have in decoding, all of them in one forward.
+        """
+        return cls(blocks=blocks, noisy=noisy, samples=samples)
+
     def dense(self, cache_position: Tensor | slice | None = None) -> Tensor | None:
         """[batch, 1, queries, length] bool, True where a query sees a key; None where all see all."""
         if self.blocks is None:
             return None if self.keys is None else self.keys[:, None, None, :]
-        seen = self.blocks[:, None, :] <= _at(self.blocks, cache_position)[:, :, None]
+
+        def pair(values: Tensor) -> tuple[Tensor, Tensor]:
+            return _at(values, cache_position)[:, :, None], values[:, None, :]
+
+        seen = _sees(*pair(self.blocks), None if self.noisy is None else pair(self.noisy))
+        if self.samples is not None:
+            query, key = pair(self.samples)
+            seen = seen & (query == key)
         if self.keys is not None:
             seen = seen & self.keys[:, None, :]
         return seen[:, None]
@@ -86,19 +107,37 @@ class AttentionMask:
         """The same mask for FlexAttention, which skips the tiles nobody sees."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        keys = self.keys
-        blocks = None if self.blocks is None else self.blocks.expand(batch, -1)
-        query_blocks = None if blocks is None else _at(blocks, cache_position)
+        def pair(values: Tensor | None) -> tuple[Tensor, Tensor] | None:
+            if values is None:
+                return None
+            of_keys = values.expand(batch, -1)
+            return _at(of_keys, cache_position), of_keys
+
+        keys, blocks, noisy, samples = self.keys, pair(self.blocks), pair(self.noisy), pair(self.samples)
 
         def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            def at(values: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+                return values[0][row, query], values[1][row, key]
+
             seen = query >= 0
-            if blocks is not None and query_blocks is not None:
-                seen = seen & (blocks[row, key] <= query_blocks[row, query])
+            if blocks is not None:
+                seen = seen & _sees(*at(blocks), None if noisy is None else at(noisy))
+            if samples is not None:
+                same = at(samples)
+                seen = seen & (same[0] == same[1])
             if keys is not None:
                 seen = seen & keys[row, key]
             return seen
 
         return create_block_mask(visible, batch, None, queries, length, device=str(device))
+
+
+def _sees(query: Tensor, key: Tensor, noisy: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Whether a query of one block sees a key of another; `noisy` says of both which copy they are in, if there are two."""
+    if noisy is None:
+        return key <= query
+    of_query, of_key = noisy
+    return ((key == query) & (of_key == of_query)) | ((key < query) & ~of_key)
 
 
 def _at(values: Tensor, cache_position: Tensor | slice | None) -> Tensor:

@@ -33,7 +33,7 @@ DTYPES = {
     "fp32": torch.float32,
     "float": torch.float32,
 }
-_HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -273,11 +273,11 @@ class Checkpoint:
         for stored in self.tensors.values():
             sizes[stored.dtype] = sizes.get(stored.dtype, 0) + _count(stored.shape)
         most = max(sizes, key=lambda name: sizes[name])
-        if most not in _HEADER_DTYPES:
+        if most not in HEADER_DTYPES:
             raise TadError(
                 f"{self.folder}: weights are stored as {most}; only BF16, F16 and F32 are supported"
             )
-        return _HEADER_DTYPES[most]
+        return HEADER_DTYPES[most]
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from tad.errors import TadError
-from tad.models.checkpoint import Checkpoint, locate, parse_dtype
+from tad.models.checkpoint import HEADER_DTYPES, Checkpoint, locate, parse_dtype
 from tad.models.lm import load
 
 # What travels with the weights: tokenizer and generation files, and the Python files that auto_map names.
@@ -50,8 +50,10 @@ def export(
     _check_target(target, folder.resolve(), overwrite)
     lm = load(folder, adapter=adapter, dtype=dtype, device=device)
     model = lm.model if lm.peft is None else lm.peft.merge_and_unload()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     checkpoint = Checkpoint.open(folder)
+    for name, buffer in model.named_buffers():  # a router's bias stays in the dtype it was stored in
+        buffer.data = buffer.to(HEADER_DTYPES[checkpoint.tensors[name].dtype])
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     with _directory(target, size, overwrite) as fresh:
         model.save_pretrained(fresh, max_shard_size=max_shard_size)
         _copy_companions(folder, fresh)

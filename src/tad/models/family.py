@@ -1,16 +1,19 @@
-"""What makes LLaDA LLaDA and Dream Dream: the facts the rest of the package asks for, so that it never asks which.
+"""What makes a family: the facts the rest of the package asks for, so that it never asks which family it has.
 
 Special token ids and shapes are not here: they come from the checkpoint's own directory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tad.errors import TadError
 from tad.models.dream import DreamConfig, DreamModel
+from tad.models.fast_dllm_v2 import Fast_dLLM_QwenForCausalLM, FastDLLMConfig
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
+from tad.models.llada2 import LLaDA2MoeConfig, LLaDA2MoeModelLM
+from tad.models.sdar import SDARConfig, SDARForCausalLM, SDARMoeConfig, SDARMoeForCausalLM
 from tad.models.transformer import MaskedDiffusionModel, Names
 
 # Rendered text: <bos><header>role</header>\n\ncontent<eot>..., then the assistant's header.
@@ -21,15 +24,27 @@ _LLADA_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
-# ChatML, with the default system turn where the conversation has none.
-_DREAM_TEMPLATE = (
-    "{% if messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}"
-    "{% endif %}"
+_CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# ChatML, with the default system turn of Qwen2.5 where the conversation has none.
+_QWEN_TEMPLATE = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}"
+    "{% endif %}"
+) + _CHATML
+# <role>NAME</role>content<|role_end|>...; there always is a system turn, and thinking is off.
+_LLADA2_TEMPLATE = (
+    "{{ '<role>SYSTEM</role>' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n' }}{% endif %}"
+    "{{ 'detailed thinking off<|role_end|>' }}"
+    "{% for message in messages %}{% if message['role'] != 'system' %}"
+    "{{ '<role>' + ('HUMAN' if message['role'] == 'user' else 'ASSISTANT') + '</role>' + message['content'] + '<|role_end|>' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
 )
 
 
@@ -45,6 +60,8 @@ class Family:
     end_of_turn_text: str
     assistant_header: str  # how the chat format opens the assistant's turn
     chat_template: str  # used where the directory has none
+    mask_token_id: int | None = None  # as released, where neither config nor tokenizer names them
+    eos_token_id: int | None = None
     system: str = ""  # what a system turn of the family starts with before a reference
 
     def reference_turn(self, reference: str) -> dict[str, str]:
@@ -78,10 +95,42 @@ DREAM = Family(
     mask_text="<|mask|>",
     end_of_turn_text="<|im_end|>",
     assistant_header="<|im_start|>assistant\n",
-    chat_template=_DREAM_TEMPLATE,
+    chat_template=_QWEN_TEMPLATE,
     system="You are a helpful assistant.\n\n",
 )
-FAMILIES = {family.model_type: family for family in (LLADA, DREAM)}
+FAST_DLLM_V2 = replace(
+    DREAM,
+    name="fast-dllm-v2",
+    config_class=FastDLLMConfig,
+    model_class=Fast_dLLM_QwenForCausalLM,
+    mask_text="|<MASK>|",
+    mask_token_id=151665,
+)
+SDAR = Family(
+    name="sdar",
+    config_class=SDARConfig,
+    model_class=SDARForCausalLM,
+    logit_shift=0,
+    mask_text="<|MASK|>",
+    end_of_turn_text="<|im_end|>",
+    assistant_header="<|im_start|>assistant\n",
+    chat_template=_CHATML,
+    mask_token_id=151669,
+)
+SDAR_MOE = replace(SDAR, name="sdar-moe", config_class=SDARMoeConfig, model_class=SDARMoeForCausalLM)
+LLADA2 = Family(
+    name="llada2",
+    config_class=LLaDA2MoeConfig,
+    model_class=LLaDA2MoeModelLM,
+    logit_shift=0,
+    mask_text="<|mask|>",
+    end_of_turn_text="<|role_end|>",
+    assistant_header="<role>ASSISTANT</role>",
+    chat_template=_LLADA2_TEMPLATE,
+    mask_token_id=156895,
+    eos_token_id=156892,
+)
+FAMILIES = {family.model_type: family for family in (LLADA, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE, LLADA2)}
 
 
 def family_named(name: str) -> Family:

@@ -12,6 +12,7 @@ from tad.errors import TadError
 from tad.models import lora
 from tad.models.checkpoint import Checkpoint, locate
 from tad.models.family import Family
+from tad.models.moe import MoEShape
 from tad.models.shapes import Cost, build, family_of_config, forward_cost, shape_config
 from tad.models.tokenizer import load_tokenizer
 from tad.models.tokens import SpecialTokens, read_special_tokens
@@ -42,6 +43,8 @@ class ModelInfo:
     heads: int
     kv_heads: int
     mlp: int
+    experts: str | None  # "8 of 256, width 512" where layers have them
+    block: int | None  # positions per block where attention is block-causal
     vocabulary: int
     context: int
     tied: bool
@@ -121,6 +124,10 @@ def _describe(
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         mlp=shape.mlp,
+        experts=f"{shape.experts_per_token} of {shape.experts}, width {shape.expert_mlp}"
+        if isinstance(shape, MoEShape)
+        else None,
+        block=None if shape.blocks is None else int(shape.blocks.size),
         vocabulary=shape.vocab,
         context=shape.context,
         tied=shape.tied,

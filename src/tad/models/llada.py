@@ -6,11 +6,18 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from tad.errors import TadError
-from tad.models.transformer import Layer, MaskedDiffusionModel, Names, Shape, read_theta, split_width
+from tad.models.transformer import (
+    Layer,
+    MaskedDiffusionModel,
+    Names,
+    Shape,
+    check_switches,
+    read_theta,
+    split_width,
+)
 
 # Switches of the original code base that no released checkpoint uses; a checkpoint that does is refused, not misread.
-_FIXED = {
+_SUPPORTED = {
     "block_type": "llama",
     "layer_norm_type": "rms",
     "activation_type": "silu",
@@ -80,11 +87,7 @@ class LLaDAConfig(PreTrainedConfig):
 
     @property
     def shape(self) -> Shape:
-        for field, value in _FIXED.items():
-            if getattr(self, field, value) not in (value, None):
-                raise TadError(
-                    f"config.json: {field}={getattr(self, field)!r} is not supported (only {value!r} is)"
-                )
+        check_switches(self, _SUPPORTED)
         kv_heads = self.n_kv_heads or (1 if self.multi_query_attention else self.n_heads)
         return Shape(
             width=self.d_model,

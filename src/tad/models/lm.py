@@ -128,7 +128,7 @@ def load(
     merge: bool = False,
     quantize: Literal["fp8"] | None = None,
 ) -> LM:
-    """Load LLaDA or Dream from the hub or a directory, in eval mode, after checking that the directory is whole.
+    """Load a model of a known family from the hub or a directory, in eval mode, after checking that the directory is whole.
 
     The dtype defaults to the checkpoint's own, the device to CUDA where there is one. `device_map` spreads the model
     over devices instead (accelerate). No remote code runs and no pickle is read.

@@ -14,15 +14,38 @@ import torch
 from tad.errors import TadError
 from tad.models.dream import DreamConfig
 from tad.models.family import FAMILIES, Family
+from tad.models.fast_dllm_v2 import FastDLLMConfig
 from tad.models.llada import LLaDAConfig
+from tad.models.llada2 import LLaDA2MoeConfig
+from tad.models.sdar import SDARConfig, SDARMoeConfig
 from tad.models.transformer import MaskedDiffusionModel, Shape
 
 _LLADA_TOKENS = {"mask_token_id": 126336, "eos_token_id": 126081, "pad_token_id": 126081}
 _DREAM_TOKENS = {"mask_token_id": 151666, "eos_token_id": 151643, "pad_token_id": 151643}
+_FAST_DLLM_V2 = {"bd_size": 32, "mask_token_id": 151665, "eos_token_id": 151645, "pad_token_id": 151645}
+_SDAR = {"block_size": 4, "mask_token_id": 151669, "eos_token_id": 151643, "pad_token_id": 151643}
+_LLADA2 = {"mask_token_id": 156895, "eos_token_id": 156892, "pad_token_id": 156892}
 
 SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "llada-8b": (LLaDAConfig, {"mlp_hidden_size": 12288, "embedding_size": 126464, **_LLADA_TOKENS}),
     "dream-7b": (DreamConfig, _DREAM_TOKENS),
+    "fast-dllm-v2-7b": (FastDLLMConfig, _FAST_DLLM_V2),
+    "fast-dllm-v2-1.5b": (
+        FastDLLMConfig,
+        {
+            "hidden_size": 1536,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "intermediate_size": 8960,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+            **_FAST_DLLM_V2,
+        },
+    ),
+    "sdar-4b": (SDARConfig, {"hidden_size": 2560, "intermediate_size": 9728, **_SDAR}),
+    "sdar-8b": (SDARConfig, _SDAR),
+    "sdar-30b-a3b": (SDARMoeConfig, _SDAR),
+    "llada2-mini": (LLaDA2MoeConfig, _LLADA2),
 }
 
 
@@ -62,6 +85,8 @@ def build(
                 weight.fill_(1.0)
             else:
                 weight.normal_(0.0, scale, generator=generator)
+        for buffer in model.buffers():
+            buffer.zero_()
     return model.eval()
 
 
@@ -73,24 +98,27 @@ class Cost:
     flops_per_token: int  # multiply and add counted as two
     flops: int
     head_flops_per_token: int  # the part of flops_per_token that `logits_at` saves
-    weight_bytes: int  # weights read by a forward: all but the embedding, of which a forward reads rows
+    weight_bytes: (
+        int  # weights read by a forward: all (also all experts) but the embedding, of which it reads rows
+    )
     cache_bytes_per_position: int
 
 
 def forward_cost(shape: Shape, length: int, dtype: torch.dtype) -> Cost:
     """Arithmetic and weight traffic of a forward, from the shape alone."""
     inner, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = 2 * shape.width * (inner + kv_width) + 3 * shape.width * shape.mlp
+    projections = shape.layers * 2 * shape.width * (inner + kv_width)
+    mlps_met, mlps = shape.mlp_weights
     head = shape.width * shape.vocab
     biases = shape.layers * (inner + 2 * kv_width) if shape.qkv_bias else 0
-    norms = (2 * shape.layers + 1) * shape.width
+    norms = (2 * shape.layers + 1) * shape.width + shape.qk_norm * 2 * shape.layers * shape.head_dim
     attention = 4 * length * inner * shape.layers  # scores and weighted sum over `length` keys
-    per_token = 2 * (shape.layers * layer + head) + attention
+    per_token = 2 * (projections + mlps_met + head) + attention
     return Cost(
         length=length,
         flops_per_token=per_token,
         flops=per_token * length,
         head_flops_per_token=2 * head,
-        weight_bytes=(shape.layers * layer + head + biases + norms) * dtype.itemsize,
+        weight_bytes=(projections + mlps + head + biases + norms) * dtype.itemsize,
         cache_bytes_per_position=2 * shape.layers * kv_width * dtype.itemsize,
     )

@@ -48,6 +48,10 @@ def read_special_tokens(checkpoint: Checkpoint, tokenizer: Any = None) -> Specia
                 return _checked(value, f"{name}_token_id")
         return known.get(text) if text else None
 
+    def released(value: int | None) -> int | None:
+        """The family's own id, in a vocabulary that holds it."""
+        return value if value is not None and value < checkpoint.config.shape.vocab else None
+
     def _checked(value: Any, field: str) -> int:
         rows = checkpoint.config.shape.vocab
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < rows:
@@ -55,15 +59,21 @@ def read_special_tokens(checkpoint: Checkpoint, tokenizer: Any = None) -> Specia
         return value
 
     mask = find("mask", getattr(tokenizer, "mask_token", None) or family.mask_text)
+    mask = released(family.mask_token_id) if mask is None else mask
     if mask is None:
         raise TadError(
             f"{folder / 'config.json'}: no mask token; set mask_token_id (or add {family.mask_text} to the tokenizer)"
         )
     eos = find("eos", getattr(tokenizer, "eos_token", None))
+    eos = released(family.eos_token_id) if eos is None else eos
     if eos is None:
         raise TadError(f"{folder / 'config.json'}: no end token; set eos_token_id")
     pad = find("pad", getattr(tokenizer, "pad_token", None))
     bos = known.get(getattr(tokenizer, "bos_token", None) or "")
-    return SpecialTokens(
-        mask=mask, eos=eos, pad=eos if pad is None else pad, bos=bos, eot=known.get(family.end_of_turn_text)
-    )
+    eot = known.get(family.end_of_turn_text)
+    stops = generation.get("eos_token_id")
+    if eot is None and isinstance(stops, list) and stops and stops[0] != eos:
+        eot = _checked(
+            stops[0], "eos_token_id"
+        )  # Qwen's generation_config.json lists the end of a turn first
+    return SpecialTokens(mask=mask, eos=eos, pad=eos if pad is None else pad, bos=bos, eot=eot)

@@ -1,4 +1,4 @@
-"""The one transformer behind both families: bidirectional, RMSNorm, rotary positions, SwiGLU, optional GQA and bias.
+"""The one transformer behind all families: RMSNorm, RoPE, SwiGLU, optional GQA, bias and q/k norm; no token-causal mask.
 
 `MaskedDiffusionModel` is a Hugging Face `PreTrainedModel` without a family: subclasses say where their released
 checkpoints keep each part (`Names`) and how their config maps to a `Shape`. It predicts; it does not decode, and
@@ -7,7 +7,7 @@ it does not shift logits (families whose logits are shifted say so, and the deco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -42,6 +42,14 @@ class Shape:
     tied: bool
     rotate_in_fp32: bool  # LLaDA applies RoPE in fp32, Dream in the model's dtype
     blocks: BlockLayout | None = None  # block-causal attention; None: full
+    rotary_dim: int | None = None  # RoPE turns the first dimensions of a head only; None: all
+    qk_norm: bool = False  # RMSNorm of every query and key head before RoPE
+
+    @property
+    def mlp_weights(self) -> tuple[int, int]:
+        """Weights of the MLPs of all layers: those a token is multiplied with, and all there are."""
+        weights = self.layers * 3 * self.width * self.mlp
+        return weights, weights
 
 
 def split_width(width: int, heads: int) -> int:
@@ -60,6 +68,23 @@ def read_theta(config: Any) -> float:
             f"config.json: rotary positions of type {kind!r} are not supported (only 'default' is)"
         )
     return cast(float, given.get("rope_theta", config.rope_theta))
+
+
+def read_blocks(config: Any, field: str, released: str) -> BlockLayout:
+    """Block-causal attention on the absolute grid, its block size in a field of the config."""
+    size = getattr(config, field)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise TadError(f"config.json: {field} is {size!r}; set it to the block size of training ({released})")
+    return BlockLayout(size, "absolute")
+
+
+def check_switches(config: Any, supported: Mapping[str, Any]) -> None:
+    """Refuse a config that sets a switch to a value no released checkpoint has, instead of misreading it."""
+    for field, value in supported.items():
+        if getattr(config, field, value) not in (value, None):
+            raise TadError(
+                f"config.json: {field}={getattr(config, field)!r} is not supported (only {value!r} is)"
+            )
 
 
 @dataclass(frozen=True)
@@ -107,14 +132,13 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [batch, 1, length, head_dim] for integer positions [batch, length], the sin as `rotate` wants it.
+    """cos and sin [batch, 1, length, rotary dimensions] for integer positions [batch, length], the sin as `rotate` wants it.
 
     Computed from the positions on every forward: no buffer to keep in step with the device, and an angle
     depends on its position alone.
     """
-    exponent = (
-        torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
-    )
+    turned = shape.rotary_dim or shape.head_dim
+    exponent = torch.arange(0, turned, 2, device=positions.device, dtype=torch.float32) / turned
     angles = positions.float()[:, None, :, None] * (1.0 / shape.theta**exponent)
     target = torch.float32 if shape.rotate_in_fp32 else dtype
     cos, sin = angles.cos().to(target), angles.sin().to(target)
@@ -125,7 +149,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the two halves of the last dimension; the dtype of the table decides the precision.
 
     The first half of `sin` is negated: the halves then change places as they are, which saves a pass over them.
+    A table narrower than the heads (partial RoPE) turns their first dimensions and leaves the others.
     """
+    if cos.shape[-1] < x.shape[-1]:
+        turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
+        return torch.cat((rotate(turned, cos, sin), rest), dim=-1)
     wide = x.to(cos.dtype)
     return (wide * cos + wide.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
 
@@ -145,12 +173,22 @@ def place(root: nn.Module, path: str, module: nn.Module) -> None:
     root.add_module(leaf, module)
 
 
+def place_linears(layer: nn.Module, linears: Mapping[str, tuple[int, int, bool]]) -> None:
+    """Make linear maps of these inputs, outputs and biases at these paths."""
+    for path, (source, target, bias) in linears.items():
+        place(layer, path, nn.Linear(source, target, bias=bias))
+
+
 class Attention:
     """Multi-head attention with RoPE and grouped keys. The parameters lie in the layer, under its `names`.
 
     It holds no state, so one object serves all layers: released checkpoints keep projections in the layer itself (LLaDA)
-    or in a container (Dream), and `names` covers both. A family with another attention (q/k norm) overrides `heads`, or all.
+    or in a container (Dream), and `names` covers both. A family with another attention overrides `project` or `heads`.
     """
+
+    def build(self, layer: Layer) -> None:
+        """Put the parameters into a layer."""
+        place_linears(layer, self.linears(layer.names, layer.shape))
 
     def linears(self, names: Names, shape: Shape) -> dict[str, tuple[int, int, bool]]:
         """Path -> inputs, outputs, bias of every linear map: what adapters and fp8 weights apply to."""
@@ -167,6 +205,15 @@ class Attention:
         projected = layer.part(path)(x)
         return cast(Tensor, projected.view(*x.shape[:2], -1, layer.shape.head_dim).transpose(1, 2))
 
+    def project(self, layer: Layer, x: Tensor, only: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (of the positions `only`, all by default), keys and values as `heads` gives them."""
+        names, asking = layer.names, x if only is None else take(x, only)
+        return (
+            self.heads(layer, names.query, asking),
+            self.heads(layer, names.key, x),
+            self.heads(layer, names.value, x),
+        )
+
     def __call__(
         self,
         layer: Layer,
@@ -178,9 +225,8 @@ class Attention:
         cache_position: Tensor | slice | None,
         only: Tensor | None,
     ) -> Tensor:
-        names, shape, asking = layer.names, layer.shape, x if only is None else take(x, only)
-        query = self.heads(layer, names.query, asking)
-        key, value = self.heads(layer, names.key, x), self.heads(layer, names.value, x)
+        shape = layer.shape
+        query, key, value = self.project(layer, x, only)
         if only is not None:
             query = rotate(query, take(cos[:, 0], only)[:, None], take(sin[:, 0], only)[:, None])
             key = rotate(key, cos, sin)
@@ -194,11 +240,15 @@ class Attention:
         if cache is not None and cache_position is not None:
             key, value = cache.write(layer.index, cache_position, key, value)
         out = attend(query, key, value, mask).transpose(1, 2).flatten(2)
-        return cast(Tensor, layer.part(names.attn_out)(out))
+        return cast(Tensor, layer.part(layer.names.attn_out)(out))
 
 
 class SwiGLU:
     """down(silu(gate(x)) * up(x)). The parameters lie in the layer, as those of `Attention` do."""
+
+    def build(self, layer: Layer) -> None:
+        """Put the parameters into a layer."""
+        place_linears(layer, self.linears(layer.names, layer.shape))
 
     def linears(self, names: Names, shape: Shape) -> dict[str, tuple[int, int, bool]]:
         """See `Attention.linears`."""
@@ -228,18 +278,16 @@ class Layer(GradientCheckpointingLayer):
     def __init__(self, shape: Shape, index: int) -> None:
         super().__init__()
         self.shape, self.index = shape, index
-        for path, (source, target, bias) in self._linears().items():
-            place(self, path, nn.Linear(source, target, bias=bias))
+        self.attention_op.build(self)
+        self.mlp_op.build(self)
         for path in (self.names.attn_norm, self.names.mlp_norm):
             place(self, path, RMSNorm(shape.width, shape.eps))
-
-    def _linears(self) -> dict[str, tuple[int, int, bool]]:
-        return self.attention_op.linears(self.names, self.shape) | self.mlp_op.linears(self.names, self.shape)
 
     @property
     def projections(self) -> tuple[str, ...]:
         """The paths of this layer's linear maps, attention's first: what adapters and fp8 weights apply to."""
-        return tuple(self._linears())
+        ops = (self.attention_op, self.mlp_op)
+        return tuple(path for op in ops for path in op.linears(self.names, self.shape))
 
     def part(self, path: str) -> nn.Module:
         """The module at a path; looked up on each call, because adapters replace modules in place."""

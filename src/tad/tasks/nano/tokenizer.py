@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from tad.errors import TadError
 from tad.models.family import DREAM, LLADA, Family
 
 PIECES = (
@@ -35,6 +36,12 @@ _SPECIAL = {
 }  # fmt: skip
 
 
+def _special(family: Family) -> tuple[str, ...]:
+    if family.name not in _SPECIAL:
+        raise TadError(f"model.family: no nano tokenizer for {family.name}; use {' or '.join(_SPECIAL)}")
+    return _SPECIAL[family.name]
+
+
 def vocabulary() -> list[str]:
     """The pieces that are single tokens, in id order."""
     text = files("tad.tasks.nano").joinpath("vocabulary.txt").read_text(encoding="utf-8")
@@ -48,7 +55,7 @@ def pieces(text: str) -> list[str]:
 
 def build_tokenizer(family: Family) -> Tokenizer:
     """The tokenizer with a family's special tokens."""
-    special = _SPECIAL[family.name]
+    special = _special(family)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = [to_bytes.pre_tokenize_str(piece)[0][0] for piece in vocabulary()]
@@ -66,7 +73,7 @@ def build_tokenizer(family: Family) -> Tokenizer:
 
 def special_ids(family: Family) -> dict[str, int]:
     """Ids as a config.json names them: bos, eos, pad and mask; `eot` ends a turn."""
-    special = _SPECIAL[family.name]
+    special = _special(family)
     eos = special.index("<|endoftext|>")
     return {
         "bos_token_id": 0,
@@ -79,7 +86,7 @@ def special_ids(family: Family) -> dict[str, int]:
 
 def save_tokenizer(family: Family, directory: Path, context: int) -> None:
     """Write tokenizer.json and tokenizer_config.json as a released checkpoint has them."""
-    special = _SPECIAL[family.name]
+    special = _special(family)
     ids = special_ids(family)
     build_tokenizer(family).save(str(directory / "tokenizer.json"))
     settings = {

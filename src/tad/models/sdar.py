@@ -1,0 +1,86 @@
+"""SDAR: Qwen3 with block-causal attention, dense (SDAR-1.7B, 4B, 8B) or with experts (SDAR-30B-A3B)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from tad.models.moe import MoE, MoEShape
+from tad.models.qk_norm import NormedAttention
+from tad.models.qwen import NAMES, QwenConfig
+from tad.models.transformer import Layer, MaskedDiffusionModel, Shape, check_switches, read_blocks
+
+
+class SDARConfig(QwenConfig):
+    """Qwen3's fields and `block_size`; the other defaults are those of SDAR-8B-Chat."""
+
+    model_type = "sdar"
+
+    hidden_size: int = 4096
+    num_hidden_layers: int = 36
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = 8
+    head_dim: int | None = 128
+    intermediate_size: int = 12288
+    vocab_size: int = 151936
+    max_position_embeddings: int = 32768
+    block_size: int | None = None
+
+    @property
+    def shape(self) -> Shape:
+        check_switches(self, {"attention_bias": False})
+        blocks = read_blocks(self, "block_size", "4 for SDAR-*-Chat, for others it is in the model's name")
+        return replace(super().shape, qkv_bias=False, blocks=blocks, qk_norm=True)
+
+
+class SDARMoeConfig(SDARConfig):
+    """Qwen3-MoE's fields and `block_size`; the other defaults are those of SDAR-30B-A3B-Chat."""
+
+    model_type = "sdar_moe"
+
+    hidden_size: int = 2048
+    num_hidden_layers: int = 48
+    num_key_value_heads: int | None = 4
+    intermediate_size: int = 6144
+    moe_intermediate_size: int = 768
+    num_experts: int = 128
+    num_experts_per_tok: int = 8
+    norm_topk_prob: bool = True
+
+    @property
+    def shape(self) -> MoEShape:
+        check_switches(self, {"decoder_sparse_step": 1, "mlp_only_layers": []})  # no dense layers in between
+        return MoEShape.of(
+            super().shape,
+            experts=self.num_experts,
+            experts_per_token=self.num_experts_per_tok,
+            expert_mlp=self.moe_intermediate_size,
+            normalise=self.norm_topk_prob,
+        )
+
+
+class SDARDecoderLayer(Layer):
+    names = NAMES
+    attention_op = NormedAttention("self_attn.q_norm", "self_attn.k_norm")
+
+
+class SDARMoeDecoderLayer(SDARDecoderLayer):
+    mlp_op = MoE()
+
+
+class SDARForCausalLM(MaskedDiffusionModel):
+    """SDAR with its head; the class name is the one in the released config.json."""
+
+    config_class = SDARConfig
+    base_model_prefix = "model"
+    _no_split_modules: ClassVar[Any] = ["SDARDecoderLayer"]
+    names = NAMES
+    layer_class = SDARDecoderLayer
+
+
+class SDARMoeForCausalLM(SDARForCausalLM):
+    """The same with experts in every layer."""
+
+    config_class = SDARMoeConfig
+    _no_split_modules: ClassVar[Any] = ["SDARMoeDecoderLayer"]
+    layer_class = SDARMoeDecoderLayer

@@ -1,0 +1,307 @@
+"""Fast-dLLM v2, SDAR and LLaDA2: checkpoints in and out, adapters, special tokens, chat, experts, bad configs.
+
+Their logits are held to the public code in tests/golden.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from block_checkpoints import ALL, RELEASED, block_model, moe_config, write_block_checkpoint
+from safetensors import safe_open
+from tiny_checkpoints import FIRST_SPECIAL, edit_json, write_dream_tokenizer, write_llada_tokenizer
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import tad
+from tad.decoding.decoders import get_decoder
+from tad.decoding.engine import why_not
+from tad.errors import TadError
+from tad.models import SpecialTokens
+from tad.models.checkpoint import Checkpoint
+from tad.models.export import export
+from tad.models.info import describe
+from tad.models.moe import MoE, MoEShape, choose_experts
+from tad.models.shapes import SHAPES, build, forward_cost, shape_config
+from tad.models.tokens import read_special_tokens
+
+IDS = torch.arange(24)[None] + 40
+
+
+def header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """dtype and shape of every stored tensor."""
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                part = tensors.get_slice(name)
+                found[name] = (part.get_dtype(), tuple(part.get_shape()))
+    return found
+
+
+def trained_adapter(base: Path, folder: Path) -> Path:
+    lm = tad.load(base)
+    lm.attach(rank=2)
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(name)))
+    lm.peft.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_merged_export_is_a_checkpoint_of_the_original_layout(tmp_path: Path, name: str) -> None:
+    source = write_block_checkpoint(tmp_path / "source", name)
+    adapter = trained_adapter(source, tmp_path / "adapter")
+    out = export(source, tmp_path / "out", adapter=adapter, max_shard_size="200KB")
+    assert len(list(out.glob("*.safetensors"))) > 1
+    assert header(out) == header(source)
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, out))
+    assert after == {**before, "dtype": "float32"}
+    adapted, merged = tad.load(source, adapter=adapter), tad.load(out)
+    with torch.no_grad():
+        wanted = adapted.model(IDS).logits
+        assert (merged.model(IDS).logits - wanted).abs().max() <= 1e-4
+        assert (tad.load(source).model(IDS).logits - wanted).abs().max() > 1e-2
+
+
+def test_a_routers_bias_keeps_the_dtype_it_was_stored_in(tmp_path: Path) -> None:
+    """The network in bf16 ranks experts in fp32 all the same."""
+    source = write_block_checkpoint(tmp_path / "source", "llada2")
+    out = export(source, tmp_path / "half", dtype="bf16")
+    dtypes = {name: dtype for name, (dtype, _) in header(out).items()}
+    biases = {name for name in dtypes if name.endswith("expert_bias")}
+    assert len(biases) == 2
+    assert {name for name, dtype in dtypes.items() if dtype == "F32"} == biases
+    bias = tad.load(out).model.layers()[1].mlp.gate.expert_bias
+    assert torch.equal(bias, tad.load(source).model.layers()[1].mlp.gate.expert_bias)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_adapters_go_to_the_maps_every_token_meets(tmp_path: Path, name: str) -> None:
+    lm = tad.load(write_block_checkpoint(tmp_path / "source", name))
+    lm.attach(rank=2)
+    adapted = {path for path, module in lm.model.named_modules() if hasattr(module, "lora_A")}
+    assert adapted
+    linear = {
+        path.removesuffix(".base_layer")
+        for path, module in lm.model.named_modules()
+        if isinstance(module, nn.Linear) and "lora" not in path and "layers" in path
+    }
+    assert linear - adapted == {path for path in linear if ".experts." in path or path.endswith("mlp.gate")}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_logits_where_asked_are_those_of_the_whole(name: str) -> None:
+    model, places = block_model(name), torch.tensor([[3, 17, 9]])
+    with torch.no_grad():
+        whole = model(IDS).logits
+        assert torch.allclose(model(IDS, logits_at=places).logits, whole[:, places[0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_info_counts_what_a_forward_does(tmp_path: Path, name: str) -> None:
+    model = block_model(name)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter, torch.no_grad():
+        model(IDS)
+    cost = forward_cost(model.shape, 24, torch.float32)
+    assert cost.flops == counter.get_total_flops()
+    weights = sum(weight.numel() for weight in model.parameters()) - model.embedding().weight.numel()
+    assert cost.weight_bytes == 4 * weights
+    facts = describe(write_block_checkpoint(tmp_path / "source", name))
+    assert facts.block == {"fastdllm_v2": 32, "sdar": 4, "llada2": 32, "sdar_moe": 4}[name]
+    assert (facts.experts is not None) == (name in ("llada2", "sdar_moe"))
+
+
+def test_named_shapes_have_the_released_sizes() -> None:
+    counted = {
+        name: sum(weight.numel() for weight in build(shape_config(name), "meta").parameters())
+        for name in SHAPES
+        if name not in ("llada-8b", "dream-7b")
+    }
+    assert counted == {
+        "fast-dllm-v2-7b": 7_615_616_512,  # 15.23 GB in bf16
+        "fast-dllm-v2-1.5b": 1_543_714_304,
+        "sdar-4b": 4_411_424_256,
+        "sdar-8b": 8_190_735_360,
+        "sdar-30b-a3b": 30_532_122_624,
+        "llada2-mini": 16_255_638_528,
+    }
+
+
+def test_the_engine_declines_block_diffusion_models() -> None:
+    for name in ALL:
+        assert why_not(block_model(name), get_decoder("one-by-one")) is not None
+
+
+# Special tokens and chat
+
+
+def config_only(tmp_path: Path, shape: str, **changes: object) -> Checkpoint:
+    """A directory with nothing but the config of a released size."""
+    values = {**shape_config(shape).to_dict(), **changes}
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    return Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ("fast-dllm-v2-7b", SpecialTokens(mask=151665, eos=151645, pad=151645)),
+        ("sdar-8b", SpecialTokens(mask=151669, eos=151643, pad=151643)),
+        ("llada2-mini", SpecialTokens(mask=156895, eos=156892, pad=156892)),
+    ],
+)
+def test_a_directory_that_names_no_mask_token_has_the_familys(
+    tmp_path: Path, shape: str, wanted: SpecialTokens
+) -> None:
+    eos = {"eos_token_id": None} if shape == "llada2-mini" else {}
+    assert read_special_tokens(config_only(tmp_path, shape, mask_token_id=None, **eos)) == wanted
+
+
+def test_a_generation_config_gives_the_end_of_a_turn(tmp_path: Path) -> None:
+    """SDAR's config.json names the end of text; both end an answer. Fast-dLLM v2 stops at the end of a turn alone."""
+    sdar = tad.load(write_block_checkpoint(tmp_path / "sdar", "sdar")).tokens
+    assert set(sdar.ends) == {305, 307}
+    fast = tad.load(write_block_checkpoint(tmp_path / "fast", "fastdllm_v2")).tokens
+    assert fast.ends == (307,)
+
+
+CHATS = {
+    "fastdllm_v2": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    "sdar": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    "llada2": "<role>SYSTEM</role>detailed thinking off<|role_end|><role>HUMAN</role>hi<|role_end|><role>ASSISTANT</role>",
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_text_goes_in_and_out_in_the_familys_chat_format(tmp_path: Path, name: str) -> None:
+    ids = {"mask_token_id": None, "eos_token_id": None, "pad_token_id": None, "bos_token_id": None}
+    folder = write_block_checkpoint(tmp_path / "source", name, **ids)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    mask = {"fastdllm_v2": "|<MASK>|", "sdar": "<|MASK|>", "llada2": "<|mask|>"}[name]
+    if name == "llada2":
+        special = ["<|endoftext|>", "<role>", "</role>", "<|role_end|>"]
+        edit_json(folder / "config.json", vocab_size=304)
+    write_dream_tokenizer(folder, [*special, mask], bos="<|endoftext|>", mask=mask)
+    lm = tad.load(folder)
+    assert lm.tokens.mask == FIRST_SPECIAL + len(special)
+    assert lm.tokens.eos == FIRST_SPECIAL
+    assert lm.tokens.eot == FIRST_SPECIAL + special.index(
+        "<|role_end|>" if name == "llada2" else "<|im_end|>"
+    )
+    assert lm.decode(lm.encode("hi"), skip_special=False) == CHATS[name]
+
+
+def test_tokenizer_json_is_read_too(tmp_path: Path) -> None:
+    folder = write_block_checkpoint(tmp_path / "source", "sdar")
+    write_llada_tokenizer(folder)
+    assert tad.load(folder).decode(tad.load(folder).encode_text("hello")) == "hello"
+
+
+# Experts
+
+
+@pytest.mark.parametrize("name", ["llada2", "sdar_moe"])
+def test_a_token_gets_the_weighted_sum_of_its_experts(name: str) -> None:
+    layer = block_model(name).layers()[1]
+    shape, gate = layer.shape, layer.mlp.gate
+    x = torch.randn(2, 5, shape.width, generator=torch.Generator().manual_seed(0))
+
+    def swiglu(expert: nn.Module, token: Tensor) -> Tensor:
+        gated = nn.functional.silu(expert.gate_proj(token)) * expert.up_proj(token)
+        return expert.down_proj(gated)
+
+    with torch.no_grad():
+        chosen, weights = choose_experts(gate(x.flatten(0, 1)), gate.expert_bias, shape)
+        found = MoE()(layer, x).flatten(0, 1)
+        for number, token in enumerate(x.flatten(0, 1)):
+            wanted = sum(
+                weight * swiglu(layer.mlp.experts[int(expert)], token)
+                for expert, weight in zip(chosen[number], weights[number], strict=True)
+            )
+            if shape.shared_mlp:
+                wanted = wanted + swiglu(layer.mlp.shared_experts, token)
+            assert torch.allclose(found[number], wanted, atol=1e-5)
+
+
+def test_groups_and_bias_rank_experts_but_do_not_weigh_them() -> None:
+    """Four groups of two: the two groups with the largest sums are kept, though the best single expert is elsewhere."""
+    shape = block_model("llada2").shape
+    assert (shape.experts, shape.groups, shape.groups_per_token, shape.experts_per_token) == (8, 4, 2, 2)
+    scores = torch.tensor([[0.9, 0.1, 0.7, 0.6, 0.5, 0.65, 0.2, 0.3]])
+    chosen, weights = choose_experts(scores.logit(), torch.zeros(8), shape)
+    assert sorted(chosen[0].tolist()) == [2, 5]
+    assert weights.sum().item() == pytest.approx(shape.scale)
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0])
+    chosen, weights = choose_experts(scores.logit(), bias, shape)
+    assert sorted(chosen[0].tolist()) == [2, 4]
+    share = dict(zip(chosen[0].tolist(), weights[0].tolist(), strict=True))
+    assert share[4] / share[2] == pytest.approx(0.5 / 0.7, rel=1e-5)
+
+
+def test_sdar_moe_is_qwen3_moe_with_another_mask(tmp_path: Path) -> None:
+    from transformers import Qwen3MoeForCausalLM
+
+    ours = block_model("sdar_moe")
+    folder = write_block_checkpoint(
+        tmp_path / "source", "sdar_moe", model_type="qwen3_moe", decoder_sparse_step=1
+    )
+    theirs = Qwen3MoeForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    seen = ours.attention_mask(torch.arange(24)).dense()
+    with torch.no_grad():
+        wanted = theirs(IDS, attention_mask=seen).logits
+        assert (ours(IDS).logits - wanted).abs().max() <= 1e-4
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("fastdllm_v2", {"bd_size": None}, "bd_size"),
+        ("sdar", {"block_size": None}, "block_size"),
+        ("sdar", {"block_size": 0}, "block_size"),
+        ("llada2", {"block_size": -1}, "block_size"),
+        ("sdar_moe", {"block_size": None}, "block_size"),
+        ("fastdllm_v2", {"mask_token_id": None}, "mask_token_id"),
+        ("sdar", {"mask_token_id": None}, "mask_token_id"),
+        ("llada2", {"mask_token_id": None}, "mask_token_id"),
+        ("llada2", {"eos_token_id": None}, "eos_token_id"),
+        ("sdar", {"mask_token_id": 320}, "mask_token_id"),
+        ("sdar", {"attention_bias": True}, "attention_bias"),
+        ("fastdllm_v2", {"use_sliding_window": True}, "use_sliding_window"),
+        ("llada2", {"score_function": "softmax"}, "score_function"),
+        ("llada2", {"partial_rotary_factor": 0.05}, "partial_rotary_factor"),
+        ("llada2", {"n_group": 3}, "n_group"),
+        ("llada2", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ("llada2", {"num_experts": 9, "n_group": 1, "topk_group": 1}, "mlp.gate"),
+        ("sdar_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("sdar_moe", {"num_experts": 0}, "num_experts"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_the_field(
+    tmp_path: Path, name: str, changes: dict[str, object], words: str
+) -> None:
+    folder = write_block_checkpoint(tmp_path / "source", name, **changes)
+    with pytest.raises(TadError, match=words) as caught:
+        tad.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shape_with_experts_is_still_checked_for_its_sizes() -> None:
+    assert isinstance(moe_config().shape, MoEShape)
+    with pytest.raises(TadError, match="topk_group"):
+        MoEShape.of(
+            block_model("sdar").shape, experts=4, experts_per_token=1, expert_mlp=8, groups_per_token=2
+        )
