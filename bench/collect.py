@@ -17,17 +17,18 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from machine import measure_product_rate, synchronise
-from tad.decoding import Engine
+from tad.decoding import GraphEngine
 from tad.models import LM, SpecialTokens, load
 from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
-from tad.trajectories.collect import agreement, roll_out_cached
-from tad.trajectories.rollout import Pace, roll_out
+from tad.trajectories.collect import agreement
+from tad.trajectories.rollout import RolloutConfig, roll_out
 
 BLOCK = 32
 
@@ -100,28 +101,28 @@ def released_way(lm: LM, prompt: list[int], length: int) -> list[int]:
 def measure(
     lm: LM, prompts: list[list[int]], options: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    length, pace = options.length, Pace(block=BLOCK, stop_at_end=False)
+    length, config = options.length, RolloutConfig(block=BLOCK, stop_at_end=False)
     mean_inputs = statistics.mean(len(prompt) for prompt in prompts) + length
     flops = forward_cost(lm.model.shape, round(mean_inputs), lm.dtype).flops
     batch, wide = prompts[: options.batch], prompts[: options.cached_batch]
     some = spread_over_lengths(batch, options.released_rows)
-    stop, zeros = Pace(block=BLOCK), [0] * len(wide)
+    stop = RolloutConfig(block=BLOCK)
     ways: dict[str, tuple[int, Callable[[], Any]]] = {
         "released way": (len(some), lambda: [released_way(lm, prompt, length) for prompt in some]),
-        "exact": (len(batch), lambda: roll_out(lm, batch, batch, length, pace)),
+        "exact": (len(batch), lambda: roll_out(lm, batch, batch, length, config)),
     }
     if options.compile:
-        engine = Engine(lm.model, compiled=True)
+        engine = GraphEngine(lm.model, compiled=True)
         ways["exact, compiled"] = (
             len(batch),
-            lambda: roll_out(lm, batch, batch, length, pace, engine=engine),
+            lambda: roll_out(lm, batch, batch, length, config, engine=engine),
         )
-    ways["dual cache"] = (len(wide), lambda: roll_out_cached(lm, wide, length, pace, "dual", zeros))
+    ways["dual cache"] = (len(wide), lambda: roll_out(lm, wide, wide, length, replace(config, cache="dual")))
     if options.model:  # per step of the released way: that is what stopping saves
         ways["exact, stops at the end"] = (len(batch), lambda: roll_out(lm, batch, batch, length, stop))
         ways["dual cache, stops at the end"] = (
             len(batch),
-            lambda: roll_out_cached(lm, batch, length, stop, "dual", zeros[: len(batch)]),
+            lambda: roll_out(lm, batch, batch, length, replace(stop, cache="dual")),
         )
     results, first, best = race({name: call for name, (_, call) in ways.items()}, options.rounds, device)
     rows = {

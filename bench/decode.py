@@ -4,82 +4,297 @@
     python bench/decode.py --shape dream-7b --only exact,step,cached --out runs/decode-dream
     python bench/decode.py --tiny --out /tmp/decode                   # the same code on a toy shape, on any machine
 
-Weights are random, so their predictions are flat and would reveal one token per forward. A hook (`decode_bench.Pace`)
-makes predictions sure at a chosen rate; the work is the same. Every token rate is therefore "at assumed TPF x" and
-says nothing of quality. Each row of the table is measured by itself: `--only` picks some, a row that fails has its
-error in its place, and decode.json and decode.md are written anew after every row. Floors: weights read once at the
-measured copy rate, or the arithmetic of the tokens fed at the measured matrix rate, whichever takes longer.
+Weights are random, so predictions are made sure at a chosen rate (`machine.AssumedTpf`); the work is the same. Every token
+rate is therefore "at assumed TPF x" and says nothing of quality. Each row of the table is measured by itself: `--only` picks
+some, a row that fails has its error in its place, and decode.json and decode.md are written anew after every row. Floors:
+weights read once at the measured copy rate, or the arithmetic of the tokens computed at the measured matrix rate, whichever
+takes longer.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import logging
+import os
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-import decode_products  # noqa: F401  # its rows
-from decode_bench import FLAGS, PACE, ROWS, TPF, Bench, Row, row
-from decode_inside import time_first_call
-from machine import describe_machine, free_memory
-from tad.decoding.feed import ActiveCache
-from tad.models.shapes import SHAPES
-
-# What matters most comes first: a run may be cut short.
-ORDER = (
-    "exact",
-    "step",
-    "cached",
-    "parts",
-    "batch-8",
-    "batch-32",
-    "fp8",
-    "tokens",
-    "others",
-    "memory",
-    "lengths",
-    "kernels",
-    "packed",
-    "products",
-    "libraries",
-    "attention",
-    "uncompiled",
-    "tokens-trained",
-    "autotune",
-    "first-call",
+from machine import (
+    ASSUMED_TPF,
+    describe_machine,
+    free_memory,
+    measure_copy_rate,
+    measure_product_rate,
+    random_lm,
+    random_prompts,
+    synchronise,
 )
+from tad.decoding import GraphEngine, Request, Step, decode, get_decoder
+from tad.decoding.cache_policy import ActiveCache
+from tad.decoding.decoders import Decoder
+from tad.decoding.engine import autotune, why_not
+from tad.decoding.engine.graph import GraphForward, GraphSizes
+from tad.decoding.engine.network import _attend, _attend_few
+from tad.decoding.state import DecodeSpec, DecodeState, RowFacts
+from tad.decoding.step import plan
+from tad.models import LM
+from tad.models.quantize import quantize_fp8, to_fp8
+from tad.models.shapes import SHAPES, forward_cost
+
+PROMPT, LENGTH = 128, 256
+TPF = 8.5
+FLAGS = ("unfused", "compiled", "uncompiled", "library-gemm", "library-attention")  # of an engine
+Row = dict[str, Any]
 
 
-@row("exact")
+class Bench:
+    """The model, its engine, and how things are timed."""
+
+    def __init__(self, device: torch.device, options: argparse.Namespace, layers: int | None = None) -> None:
+        self.device, self.options, self.cuda = device, options, device.type == "cuda"
+        self.prompt, self.length = (32, 64) if options.tiny else (PROMPT, LENGTH)
+        self.label = f"{options.shape}{' (tiny)' if options.tiny else ''}"
+        self.lm = random_lm(options.shape, device, options.tiny, layers)
+        self.dtype = self.lm.dtype
+        self._quantized: tuple[LM, GraphEngine] | None = None
+        self.copy_rate = measure_copy_rate(device)
+        self.matmul_rate = measure_product_rate(device, self.dtype)
+        self.flags = tuple(filter(None, options.engine_options.split(",")))
+        self.engine = self.make_engine(self.lm, *self.flags)
+
+    def make_engine(self, lm: LM, *flags: str) -> GraphEngine:
+        unknown = set(flags) - set(FLAGS)
+        if unknown:
+            raise SystemExit(f"no engine option {', '.join(unknown)}; there are {', '.join(FLAGS)}")
+        return GraphEngine(
+            lm.model,
+            compiled="compiled" in flags or (self.cuda and "uncompiled" not in flags),
+            bucketed=True,
+            fused=False if "unfused" in flags else None,
+            gemm="torch" if "library-gemm" in flags else "auto",
+            attention="torch" if "library-attention" in flags else "auto",
+        )
+
+    def quantized(self) -> tuple[LM, GraphEngine]:
+        """A model with fp8 weights, and its engine."""
+        if self._quantized is None:
+            with torch.inference_mode(
+                False
+            ):  # engines fuse the weights in place, which inference tensors refuse
+                lm = random_lm(self.options.shape, self.device, self.options.tiny)
+                quantize_fp8(lm.model)
+                self._quantized = lm, self.make_engine(lm, *self.flags)
+        return self._quantized
+
+    def fp8_share(self) -> float:
+        """Bytes that a forward reads of the weights in fp8, over those it reads of the others."""
+        embedding = self.lm.model.embedding().weight.nbytes
+        sizes = []
+        for lm in (self.quantized()[0], self.lm):
+            parts = (*lm.model.parameters(), *lm.model.buffers())
+            sizes.append(sum(part.nbytes for part in parts) - embedding)
+        return sizes[0] / sizes[1]
+
+    def noise(self, *sizes: int) -> Tensor:
+        return torch.randn(sizes, device=self.device).to(self.dtype)
+
+    def prompts(self, count: int, length: int | None = None, seed: int = 0) -> list[list[int]]:
+        return random_prompts(self.lm, count, length or self.prompt, seed)
+
+    def decoder(self, name: str, **settings: Any) -> Decoder:
+        return get_decoder(name, self.lm.family.name, stop="off", **settings)
+
+    def floors(self, tokens: int, candidates: int = 0, scale: float = 1.0) -> tuple[float, float]:
+        """Milliseconds to read the weights (`scale` of their bytes), and to do the arithmetic of `tokens`."""
+        cost = forward_cost(self.lm.model.shape, self.prompt + self.length, self.dtype)
+        body = cost.flops_per_token - cost.head_flops_per_token
+        flops = tokens * body + candidates * cost.head_flops_per_token
+        return 1e3 * scale * cost.weight_bytes / self.copy_rate, 1e3 * flops / self.matmul_rate
+
+    def time_decode(
+        self, count: int, decoder: Decoder, tpf: float, engine: Any = None, lm: LM | None = None
+    ) -> Row:
+        """A whole decode of `count` rows with everything on the host: the median of some runs after a first one."""
+        ASSUMED_TPF.rate.fill_(tpf)
+        engine, seconds = self.engine if engine is None else engine, []
+        call = partial(decode, lm or self.lm, self.prompts(count), decoder, self.length, engine=engine)
+        began = time.perf_counter()
+        call()
+        first = time.perf_counter() - began
+        for _ in range(self.options.repeats):
+            synchronise(self.device)
+            began = time.perf_counter()
+            rows = call()
+            synchronise(self.device)
+            seconds.append(time.perf_counter() - began)
+        tokens: dict[int, int] = {}
+
+        def count_tokens(step: Step) -> None:
+            tokens[step.forward] = tokens.get(step.forward, 0) + step.queries
+
+        call(on_step=count_tokens)
+        middle, forwards = statistics.median(seconds), max(found.forwards for found in rows)
+        floor = sum(max(self.floors(some)) for some in tokens.values()) * 1e-3
+        return {
+            "ms_per_forward": 1e3 * middle / forwards,
+            "forwards_per_s": forwards / middle,
+            "tokens_per_s": count * self.length / middle,
+            "assumed_tpf": tpf,
+            "tpf_reached": self.length / forwards,
+            "computed_per_forward": sum(tokens.values()) / forwards,
+            "of_floor": floor / middle,
+            "first_call_s": first,
+            "spread": (max(seconds) - min(seconds)) / middle,
+        }
+
+    def spec(self, decoder: Decoder) -> DecodeSpec:
+        lm, shift = self.lm, self.lm.family.logit_shift
+        vocab = lm.model.shape.vocab
+        prepared = decoder.prepared(self.length, shift)
+        return DecodeSpec(prepared, lm.tokens, shift, vocab, self.prompt, self.length)
+
+    @torch.inference_mode()
+    def stage(self, engine: GraphEngine, count: int, new: int) -> Staged:
+        """Rows of which all but the last `new` positions are decoded and frozen, about to be stepped.
+
+        The decoder reveals one token per forward here, so that the step can be repeated without coming to its end.
+        """
+        block = min(32, new)
+        quiet = self.decoder("tad-cached", threshold=0.0, keep_best=False, refresh=10_000, block=block)
+        forward = engine.acquire(self.spec(quiet), count)
+        forward.close()  # nobody else asks meanwhile
+        for tensor in (*forward.pool.keys, *forward.pool.values):
+            tensor.normal_()
+        spec, done = forward.spec, self.length - new
+        requests = [Request(0, prompt, self.length, spec.decoder) for prompt in self.prompts(count)]
+        fresh = DecodeState.of_rows(spec, requests, self.device)
+        decoded = self.prompts(count, done, seed=1)
+        fresh.generated[:, :done] = torch.tensor(decoded, device=self.device)
+        table = fresh.table
+        table.created.fill_(table.blocks)
+        table.forwards.fill_(100)
+        table.cached.fill_(done // block)
+        table.finished_at[:, : done // block] = 1
+        plan(fresh, spec)
+        facts = [RowFacts(*row) for row in fresh.facts.tolist()]
+        if any((fact.queries, fact.candidates) != (new, new) for fact in facts):
+            raise AssertionError(f"staged rows compute and ask {facts[0]}, not {new}")
+        rows = dict(enumerate(zip(requests, facts, strict=True)))
+        return Staged(forward, fresh, rows)
+
+    @torch.inference_mode()
+    def time_step(self, count: int, new: int, engine: GraphEngine | None = None, scale: float = 1.0) -> Row:
+        """One captured step of `count` rows with `new` positions each against a full cache."""
+        staged = self.stage(engine or self.engine, count, new)
+        staged.reset()
+        began = time.perf_counter()
+        staged.run()
+        synchronise(self.device)
+        first = time.perf_counter() - began
+        device_ms, host_ms = [], []
+        for _ in range(3):
+            staged.reset()
+            device_ms.append(self.timed(staged.run, 10))
+            staged.reset()
+            synchronise(self.device)
+            began = time.perf_counter()
+            for _ in range(10):  # as the scheduler goes: sizes, a launch, a read
+                staged.run()
+                staged.forward.state.facts.tolist()
+            host_ms.append(1e2 * (time.perf_counter() - began))
+        memory, compute = self.floors(count * new, count * new, scale)
+        middle = statistics.median(device_ms)
+        return {
+            "ms": middle,
+            "ms_with_host": statistics.median(host_ms),
+            "of_floor": max(memory, compute) / middle,
+            "floor_ms": max(memory, compute),
+            "first_s": first,
+            "spread": (max(device_ms) - min(device_ms)) / middle,
+        }
+
+    def timed(self, call: Callable[[], Any], repeats: int) -> float:
+        """Milliseconds of one call among several behind each other: CUDA events on a GPU."""
+        call()
+        synchronise(self.device)
+        if not self.cuda:
+            began = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            return 1e3 * (time.perf_counter() - began) / repeats
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / repeats
+
+    def replayed(self, call: Callable[[], Any], repeats: int = 10) -> float:
+        """Milliseconds of what `call` launches, captured and replayed, so that the host does not count."""
+        if not self.cuda:
+            return self.timed(call, 1)
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return self.timed(graph.replay, repeats)
+
+    def new_positions(self) -> tuple[int, ...]:
+        return (8, 16) if self.options.tiny else (32, 64)
+
+
+class Staged:
+    """Rows that can be stepped again and again."""
+
+    def __init__(
+        self, forward: GraphForward, fresh: DecodeState, rows: dict[int, tuple[Request, RowFacts]]
+    ) -> None:
+        self.forward, self.fresh, self.rows = forward, fresh, rows
+
+    def reset(self) -> None:
+        self.forward.state.put(torch.arange(len(self.rows), device=self.forward.device), self.fresh)
+
+    def run(self) -> None:
+        self.forward.run(self.rows)
+
+    @property
+    def sizes(self) -> GraphSizes:
+        return self.forward.sizes(self.rows)
+
+
 def measure_exact(bench: Bench) -> Row:
-    """The paper's decoding, nothing cached: the engine beside the plain loop."""
+    """The paper's decoding, nothing cached: CUDA graphs beside the plain forward."""
     ours = bench.time_decode(1, bench.decoder("tad"), TPF)
     plain = bench.time_decode(1, bench.decoder("tad"), TPF, engine="plain")
-    return {
-        **ours,
-        "plain_ms": plain["ms_per_forward"],
-        "times_plain": plain["ms_per_forward"] / ours["ms_per_forward"],
-    }
+    times = plain["ms_per_forward"] / ours["ms_per_forward"]
+    return {**ours, "plain_ms": plain["ms_per_forward"], "times_plain": times}
 
 
-@row("step")
 def measure_step(bench: Bench) -> Row:
     """A cached step of one row."""
     found = {str(new): bench.time_step(1, new) for new in bench.new_positions()}
-    worst = max(found.values(), key=lambda one: one["ms"])
-    return {**worst, "by_new_positions": found}
+    return {**max(found.values(), key=lambda one: one["ms"]), "by_new_positions": found}
 
 
-@row("cached")
 def measure_cached(bench: Bench) -> Row:
-    """Whole decodes with the cache, as the decoder is and with what would feed less, at two rates; the loop beside it."""
+    """Whole decodes with the cache, as the decoder is and with what would compute less, at two rates; the plain forward."""
     decoder = bench.decoder("tad-cached")
     found = {
         "tad-cached": bench.time_decode(1, decoder, TPF),
@@ -91,14 +306,95 @@ def measure_cached(bench: Bench) -> Row:
     return {**found["tad-cached"], "plain_ms": found["plain"]["ms_per_forward"], "ways": found}
 
 
-@row("batch-8")
-def measure_batch_8(bench: Bench) -> Row:
-    return measure_batch(bench, 8)
+@torch.inference_mode()
+def measure_parts(bench: Bench) -> Row:
+    """Where the time of a cached step goes: each part captured by itself, weights read from memory as in a step."""
+    new, engine = bench.new_positions()[-1], bench.engine
+    staged = bench.stage(engine, 1, new)
+    staged.reset()
+    forward, sizes = staged.forward, staged.sizes
+    rows, network, shape = forward.state.working(), engine.network, staged.sizes.shape
+    queries = forward.lay_out(rows, sizes)
+    found: dict[str, float] = {}
+
+    def multiply(kind: str, x: Tensor) -> None:
+        for layer in network.layers:
+            F.linear(x, getattr(layer, kind).weight)
+
+    for kind in autotune.KINDS:
+        inputs = getattr(network.layers[0], kind).weight.shape[1]
+        for tokens in (new, bench.prompt + bench.length):
+            found[f"{kind} x{tokens}"] = bench.replayed(partial(multiply, kind, bench.noise(tokens, inputs)))
+    model = network.shape
+    query = bench.noise(shape.tokens, model.heads, model.head_dim)
+    kv_len = forward.spec.kv_len
+
+    def attend() -> None:
+        for number in range(model.layers):
+            keys, values = forward.kv.layer(number)
+            if network.attends_few:
+                _attend_few(query, keys, values, kv_len, bench.dtype)
+            else:
+                _attend(query, keys, values, queries.every, shape.window, 1, kv_len, model)
+
+    found["attention"] = bench.replayed(attend)
+    hidden = bench.noise(shape.candidates, model.width)
+    found["head"] = bench.replayed(lambda: network.model.head(hidden))
+    place = (queries.row, queries.generated)
+    found["head and sampler"] = bench.replayed(lambda: forward.sample(hidden, rows, *place))
+    found["layout"] = bench.replayed(lambda: forward.lay_out(rows, sizes))
+    samples = forward.sample(hidden, rows, *place)
+    for name, value in vars(samples).items():
+        setattr(samples, name, None if value is None else value[None])
+
+    def decide() -> None:
+        working = forward.state.working()
+        forward.decide(working, samples, queries, sizes)
+        forward.state.keep(working)
+
+    found["decide"] = bench.replayed(decide)
+    staged.reset()
+    found["whole step"] = bench.timed(staged.run, 10)
+    found["launch on the host"] = time_launch(bench, staged.run)
+    began = time.perf_counter()
+    for _ in range(5):  # once per call of decode: that the engine serves, and still fits
+        why_not(bench.lm.model, bench.decoder("tad"))
+        engine.fits(bench.lm.model)
+    found["call of decode on the host"] = 1e3 * (time.perf_counter() - began) / 5
+    return {"ms_by_part": found, "kernels": profile(bench, staged.run)}
 
 
-@row("batch-32")
-def measure_batch_32(bench: Bench) -> Row:
-    return measure_batch(bench, 32)
+def time_launch(bench: Bench, call: Callable[[], Any]) -> float:
+    """Milliseconds until a launch returns, with nothing in the device's queue."""
+    times = []
+    for _ in range(10):
+        synchronise(bench.device)
+        began = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - began))
+    synchronise(bench.device)
+    return statistics.median(times)
+
+
+def profile(bench: Bench, call: Callable[[], Any]) -> list[Row]:
+    """Kernels of one call, the longest first."""
+    if not bench.cuda:
+        return []
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as trace
+
+    with trace(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        call()
+        torch.cuda.synchronize()
+    kernels = [event for event in seen.key_averages() if event.self_device_time_total > 0]
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    rows = [{"kernel": one.key[:90], "count": one.count, "us": one.self_device_time_total} for one in kernels]
+    total = {
+        "kernel": "all",
+        "count": sum(one["count"] for one in rows),
+        "us": sum(one["us"] for one in rows),
+    }
+    return [total, *rows[:25]]
 
 
 def measure_batch(bench: Bench, count: int) -> Row:
@@ -110,15 +406,217 @@ def measure_batch(bench: Bench, count: int) -> Row:
     ways = {"tad-cached": decoder, "delay 0, refresh 16": replace(decoder, cache=ActiveCache(0, 16))}
     whole = {name: bench.time_decode(count, way, TPF) for name, way in ways.items()}
     ones = {name: bench.time_decode(1, way, TPF) for name, way in ways.items()}
+    over = {name: whole[name]["tokens_per_s"] / ones[name]["tokens_per_s"] for name in ways}
     return {
         **whole["tad-cached"],
         "step": step,
         "step_tokens_over_one_row": count * alone["ms"] / step["ms"],
-        "tokens_over_one_row": {
-            name: whole[name]["tokens_per_s"] / ones[name]["tokens_per_s"] for name in ways
-        },
+        "tokens_over_one_row": over,
         "ways": whole,
     }
+
+
+def measure_fp8(bench: Bench) -> Row:
+    """A cached step with the projections in fp8."""
+    lm, engine = bench.quantized()
+    share = bench.fp8_share()
+    steps = {str(new): bench.time_step(1, new, engine, share) for new in bench.new_positions()}
+    whole = bench.time_decode(1, bench.decoder("tad-cached"), TPF, engine, lm)
+    worst = max(steps.values(), key=lambda one: one["ms"])
+    return {**worst, "by_new_positions": steps, "decode": whole, "bytes_of_bf16": share}
+
+
+def measure_kernels(bench: Bench) -> Row:
+    """The cached step as it is, and without each thing of our own; bf16 and fp8 weights."""
+    found: Row = {}
+    small = bench.quantized()[0]
+    ways = (
+        ("bf16", bench.lm, ()),
+        ("bf16, not compiled", bench.lm, ("uncompiled",)),
+        ("bf16, decisions not compiled", bench.lm, ("unfused",)),
+        ("bf16, the library's attention", bench.lm, ("library-attention",)),
+        ("fp8", small, ()),
+        ("fp8, the library's attention", small, ("library-attention",)),
+        ("fp8, the library's GEMM", small, ("library-gemm",)),
+    )
+    for label, lm, flags in ways:
+        engine = bench.make_engine(lm, *flags)
+        for new in bench.new_positions():
+            found[f"{label}, {new} new"] = attempt(lambda n=new, e=engine: bench.time_step(1, n, e)["ms"])
+    return {"ms_by_way": found}
+
+
+@torch.inference_mode()
+def measure_gemm(bench: Bench) -> Row:
+    """Each projection with fp8 weights by itself, some layers' weights in turn: the library, and the best split-K config."""
+    found: Row = {}
+    layers = bench.quantized()[1].network.layers
+    for kind in autotune.KINDS:
+        some = [getattr(layer, kind) for layer in layers]
+        timings = autotune.tune(some, bench.dtype) if bench.cuda else []
+        for rows in bench.new_positions():
+            weight = some[0].weight
+            found[f"{kind} x{rows} floor"] = 1e3 * weight.nbytes / bench.copy_rate
+            found[f"{kind} x{rows} library"] = attempt(partial(time_library, bench, some, rows))
+            here = [timing for timing in timings if timing.rows == rows and timing.ms is not None]
+            if here:
+                best = min(here, key=lambda timing: autotune.cost(timing, weight))
+                found[f"{kind} x{rows} split-K {tuple(best.config)}"] = best.ms
+    return {"ms_by_way": found}
+
+
+def time_library(bench: Bench, some: list[Any], rows: int) -> float:
+    """Milliseconds of the library's GEMM with rows that are fp8 already; elsewhere than on a GPU of the widened one."""
+    some = some[:8]
+    x = bench.noise(rows, some[0].weight.shape[1])
+    codes, row_scale = to_fp8(x)
+
+    def run() -> None:
+        for by in some:
+            scales = {"scale_a": row_scale, "scale_b": by.scale[None]}
+            torch._scaled_mm(codes, by.weight.t(), **scales, out_dtype=torch.bfloat16)
+
+    if bench.cuda:
+        return autotune.time_replays(run) / len(some)
+    return bench.timed(lambda: F.linear(x, some[0].weight.to(x.dtype)), 1)
+
+
+def attempt(measure: Callable[[], float]) -> float | str:
+    """A number, or the words of what went wrong: one way costs no other."""
+    try:
+        return measure()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def measure_tokens(bench: Bench) -> Row:
+    """How often tokens of whole decodes differ: CUDA graphs, the plain forward, fp8 and fp32 weights.
+
+    Random weights predict nearly flat, so rounding changes many tokens; only the first forward is compared alike.
+    """
+    lm, engine = bench.quantized()
+    wide = copy.deepcopy(bench.lm)
+    wide.model.float()
+    prompts, found = bench.prompts(2), {}
+    decoder = bench.decoder("fast-dllm", block=None, threshold=0.0)  # everything at once, by one forward
+    ways = {
+        "plain": decode(bench.lm, prompts, decoder, bench.length, engine="plain"),
+        "fp32": decode(wide, prompts, decoder, bench.length, engine="plain"),
+        "graph": decode(bench.lm, prompts, decoder, bench.length, engine=bench.engine),
+        "fp8": decode(lm, prompts, decoder, bench.length, engine=engine),
+    }
+    tokens = {name: [token for row in rows for token in row.tokens] for name, rows in ways.items()}
+    for one, other in (("graph", "plain"), ("graph", "fp32"), ("plain", "fp32"), ("fp8", "graph")):
+        pairs = zip(tokens[one], tokens[other], strict=True)
+        found[f"{one}, {other}"] = statistics.mean(a != b for a, b in pairs)
+    return {"differing": found}
+
+
+def measure_others(bench: Bench) -> Row:
+    """Further decoders with a cache, one row, CUDA graphs and plain."""
+    found = {}
+    for name in ("fast-dllm-dual", "fast-dllm-prefix", "d3llm-cached"):
+        ours = bench.time_decode(1, bench.decoder(name), TPF)
+        plain = bench.time_decode(1, bench.decoder(name), TPF, engine="plain")
+        found[name] = {**ours, "plain_ms": plain["ms_per_forward"]}
+    return {"ways": found}
+
+
+def measure_memory(bench: Bench) -> Row:
+    """What an engine adds to the weights and its buffers at one row, and what two hundred generations add to that."""
+    free_memory(bench.device)
+    engine, decoder = bench.make_engine(bench.lm), bench.decoder("tad-cached")
+    before = reserved(bench)
+    if bench.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for name in ("tad", "tad-cached"):
+        decode(bench.lm, bench.prompts(1), bench.decoder(name), bench.length, engine=engine)
+    peak = torch.cuda.max_memory_reserved() if bench.cuda else 0
+    found = {"buffers_gb": engine.nbytes / 1e9, "overhead_gb": (peak - before - engine.nbytes) / 1e9}
+    block = 8 if bench.options.tiny else 32
+    short = replace(decoder, schedule=replace(decoder.schedule, block=block))
+    for number in range(200):
+        if number == 20:
+            held = (reserved(bench), engine.nbytes, engine.graphs.made)
+        length = bench.prompt - 32 * (number % 3) // 2
+        decode(bench.lm, bench.prompts(1 + number % 2, length, seed=number), short, block, engine=engine)
+    found["growth_gb"] = (reserved(bench) - held[0]) / 1e9
+    found["buffer_growth_gb"] = (engine.nbytes - held[1]) / 1e9
+    found["captured_after_twenty"] = engine.graphs.made - held[2]
+    return found
+
+
+def reserved(bench: Bench) -> int:
+    if not bench.cuda:
+        return 0
+    free_memory(bench.device)
+    return torch.cuda.memory_reserved()
+
+
+def measure_lengths(bench: Bench) -> Row:
+    """Graphs that fifty random prompt lengths need."""
+    new = bench.new_positions()[0]
+    engine, decoder = bench.make_engine(bench.lm), bench.decoder("tad-cached", block=new)
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(16, 3 * bench.prompt, (50,), generator=generator).tolist()
+    began = time.perf_counter()
+    for length in lengths:
+        decode(bench.lm, bench.prompts(1, length), decoder, 2 * new, engine=engine)
+    seconds = time.perf_counter() - began
+    return {"graphs": engine.graphs.made, "lengths": len(set(lengths)), "all_s": seconds}
+
+
+def measure_first_call(bench: Bench) -> Row:
+    """Seconds of the first decode in a new process, two layers of the shape: with an empty compile cache, then a full one."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
+        command = [sys.executable, __file__, "--first-call", "--shape", bench.options.shape]
+        command += ["--tiny"] if bench.options.tiny else []
+        for label in ("empty", "full"):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+            if done.returncode:
+                raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            found[f"{label}_cache"] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def time_first_call(options: argparse.Namespace, device: torch.device) -> Row:
+    """What the row above runs in a process of its own."""
+    with ASSUMED_TPF.at(device, TPF):
+        bench = Bench(device, options, layers=2)
+        seconds = []
+        for _ in range(2):
+            began = time.perf_counter()
+            decode(bench.lm, bench.prompts(1), bench.decoder("tad-cached"), bench.length, engine=bench.engine)
+            synchronise(device)
+            seconds.append(time.perf_counter() - began)
+        graphs = bench.engine.graphs
+        return {
+            "first_s": seconds[0],
+            "second_s": seconds[1],
+            "capturing_s": graphs.seconds,
+            "graphs": graphs.made,
+        }
+
+
+# What matters most comes first: a run may be cut short.
+ROWS: dict[str, Callable[[Bench], Row]] = {
+    "exact": measure_exact,
+    "step": measure_step,
+    "cached": measure_cached,
+    "parts": measure_parts,
+    "batch-8": partial(measure_batch, count=8),
+    "batch-32": partial(measure_batch, count=32),
+    "fp8": measure_fp8,
+    "tokens": measure_tokens,
+    "others": measure_others,
+    "memory": measure_memory,
+    "lengths": measure_lengths,
+    "kernels": measure_kernels,
+    "gemm": measure_gemm,
+    "first-call": measure_first_call,
+}
 
 
 def main() -> int:
@@ -127,7 +625,7 @@ def main() -> int:
     parser.add_argument(
         "--tiny", action="store_true", help="a toy shape in fp32, on the CPU if there is no GPU"
     )
-    parser.add_argument("--only", default="", help=f"of {','.join(ORDER)}")
+    parser.add_argument("--only", default="", help=f"of {','.join(ROWS)}")
     parser.add_argument("--skip", default="", help="rows to leave out")
     parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after this")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of a whole decode")
@@ -138,22 +636,22 @@ def main() -> int:
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
-    logging.getLogger("tad.decoding.engine").setLevel(logging.INFO)  # what was tried for products
+    logging.getLogger("tad.decoding.engine").setLevel(logging.INFO)  # what was timed for GEMMs
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not options.tiny and device.type != "cuda":
         print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
         return 2
-    wanted = [name for name in options.only.split(",") if name] or list(ORDER)
+    wanted = [name for name in options.only.split(",") if name] or list(ROWS)
     skipped = [name for name in options.skip.split(",") if name]
-    unknown = {*wanted, *skipped} - set(ORDER)
+    unknown = {*wanted, *skipped} - set(ROWS)
     if unknown:
-        print(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ORDER)}", file=sys.stderr)
+        print(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}", file=sys.stderr)
         return 2
     if options.first_call:
         print(json.dumps(time_first_call(options, device)))
         return 0
-    with PACE.at(device):
-        return run(options, device, [name for name in ORDER if name in wanted and name not in skipped])
+    with ASSUMED_TPF.at(device, TPF):
+        return run(options, device, [name for name in ROWS if name in wanted and name not in skipped])
 
 
 def run(options: argparse.Namespace, device: torch.device, names: list[str]) -> int:
@@ -193,7 +691,7 @@ GOALS_FOR = "llada-8b"
 # What each row shows: measure, where its number is, the goal, and whether more is better.
 GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("exact decode, 1 row, ms per forward", "exact", "ms_per_forward", 11.0, False),
-    ("the plain loop, the same", "exact", "plain_ms", None, False),
+    ("the plain forward, the same", "exact", "plain_ms", None, False),
     ("exact decode, part of the floor", "exact", "of_floor", None, True),
     ("cached step, 1 row, {small} new positions, ms", "step", "by_new_positions/{small}/ms", 5.0, False),
     ("cached step, 1 row, {large} new positions, ms", "step", "by_new_positions/{large}/ms", 5.0, False),
@@ -206,12 +704,12 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ),
     ("cached step, part of the floor", "step", "of_floor", None, True),
     ("whole tad-cached decode, forwards/s", "cached", "forwards_per_s", 180.0, True),
-    ("tokens fed per forward in it", "cached", "fed_per_forward", None, False),
+    ("tokens computed per forward in it", "cached", "computed_per_forward", None, False),
     ("tokens/s in it at assumed TPF {tpf}", "cached", "tokens_per_s", None, True),
     ("forwards/s at assumed TPF 4", "cached", "ways/tad-cached at 4/forwards_per_s", None, True),
     ("forwards/s, refresh 16", "cached", "ways/refresh 16/forwards_per_s", None, True),
     ("forwards/s, delay 0, refresh 16", "cached", "ways/delay 0, refresh 16/forwards_per_s", 180.0, True),
-    ("the plain loop's whole tad-cached decode, ms per forward", "cached", "plain_ms", None, False),
+    ("the plain forward's whole tad-cached decode, ms per forward", "cached", "plain_ms", None, False),
     ("8 rows, tokens/s over 1 row, cached step", "batch-8", "step_tokens_over_one_row", 4.0, True),
     ("8 rows, tokens/s over 1 row, tad-cached", "batch-8", "tokens_over_one_row/tad-cached", 4.0, True),
     (
@@ -227,9 +725,6 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("32 rows, part of the floor, cached step", "batch-32", "step/of_floor", 0.5, True),
     ("FP8 cached step, 1 row, {small} new positions, ms", "fp8", "by_new_positions/{small}/ms", 3.5, False),
     ("FP8 cached step, 1 row, {large} new positions, ms", "fp8", "by_new_positions/{large}/ms", 3.5, False),
-    ("cached step, packed attention, ms", "packed", "ms", None, False),
-    ("cached step, products chosen by trial, ms", "autotune", "ms", None, False),
-    ("cached step, recorded but not compiled, ms", "uncompiled", "ms", None, False),
     ("memory beside weights and buffers, 1 row, GB", "memory", "overhead_gb", 1.5, False),
     ("growth over 180 generations, GB", "memory", "growth_gb", 0.01, False),
     ("graphs for 50 prompt lengths", "lengths", "graphs", None, False),
@@ -274,13 +769,13 @@ def as_markdown(results: Row) -> str:
             cells += [f"{'>=' if more else '<='} {goal:g}", "yes" if met else "no"]
         lines.append("| " + " | ".join(cells) + " |")
     for name, found in rows.items():
-        for title in ("ms_by_part", "ms_by_way", "best", "differing"):
+        for title in ("ms_by_part", "ms_by_way", "differing"):
             if title in found:
                 parts = ", ".join(f"{key} {_cell(value)}" for key, value in found[title].items())
                 lines += ["", f"{name}, {title.replace('_', ' ')}: {parts}"]
         if name == "others" and "ways" in found:
             parts = "; ".join(
-                f"{key} {value['ms_per_forward']:.3g} ms per forward (loop {value['plain_ms']:.3g})"
+                f"{key} {value['ms_per_forward']:.3g} ms per forward (plain {value['plain_ms']:.3g})"
                 for key, value in found["ways"].items()
             )
             lines += ["", parts]

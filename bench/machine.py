@@ -1,18 +1,23 @@
-"""What the benches share: the machine in words, its rates, waiting for it, toy sizes of the released shapes."""
+"""What the benches share: the machine in words, its rates, waiting for it, models of random weights at released shapes."""
 
 from __future__ import annotations
 
 import gc
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from tad.models.shapes import SHAPES
+from tad.decoding import plain, sampler
+from tad.decoding.engine import graph
+from tad.decoding.sampler import Samples
+from tad.models import LM, SpecialTokens
+from tad.models.shapes import SHAPES, build, family_of_config, shape_config
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:
@@ -74,3 +79,56 @@ def tiny_config(name: str) -> Any:
         }
     )
     return config_class(**{**values, **small, **tokens})
+
+
+def random_lm(shape: str, device: torch.device, tiny: bool = False, layers: int | None = None) -> LM:
+    """A model of a released shape with random weights, made on the device: bf16, or fp32 at toy size. No tokenizer."""
+    config = tiny_config(shape) if tiny else shape_config(shape)
+    if layers:
+        setattr(config, "n_layers" if hasattr(config, "n_layers") else "num_hidden_layers", layers)
+    model = build(config, device, torch.float32 if tiny else torch.bfloat16)
+    tokens = SpecialTokens(mask=config.mask_token_id, eos=config.eos_token_id, pad=config.pad_token_id)
+    return LM(model, family_of_config(config), tokens, source=shape)
+
+
+def random_prompts(lm: LM, count: int, length: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    highest = min(lm.tokens.mask, lm.tokens.eos)
+    return torch.randint(0, highest, (count, length), generator=generator).tolist()
+
+
+class AssumedTpf:
+    """A hook for random weights, whose predictions are flat and would reveal one token per forward: samples are as sure as
+    they must be for `rate` tokens per forward, roughly left to right. The work is the same; a token rate measured with it
+    says nothing of quality.
+
+    A position's turn comes at forward turn / rate. Turns are shuffled within 64 positions, so that neighbouring blocks fill
+    side by side as they do with trained models. The rate is a tensor: captured steps read it when they run.
+    """
+
+    rate: torch.Tensor
+
+    def sample(self, logits: torch.Tensor, *rest: Any) -> Samples:
+        found = sampler.sample(logits, *rest)
+        step, position = rest[-2:]
+        turn = position - position % 64 + position % 64 * 37 % 64
+        sure = turn.float() < step.float() * self.rate
+        return Samples(
+            token=found.token,
+            confidence=torch.where(sure, 0.999, found.confidence),
+            odds=torch.where(sure, 999.0, found.odds),
+            entropy=torch.where(sure, 0.001, found.entropy),
+            margin=found.margin,
+        )
+
+    @contextmanager
+    def at(self, device: torch.device, rate: float) -> Iterator[None]:
+        self.rate = torch.full((), rate, device=device)
+        graph.sample = plain.sample = self.sample  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            graph.sample = plain.sample = sampler.sample  # type: ignore[attr-defined]
+
+
+ASSUMED_TPF = AssumedTpf()

@@ -14,17 +14,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import decode as bench_decode
-import decode_bench
-import decode_tokens
+import machine
 from tad.decoding import decode
+from tad.decoding.state import RowFacts
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["llada-8b", "dream-7b"])
-def bench(request: pytest.FixtureRequest) -> Iterator[decode_bench.Bench]:
-    with decode_bench.PACE.at(CPU):
-        yield decode_bench.Bench(CPU, Namespace(tiny=True, shape=request.param, engine_options="", repeats=1))
+def bench(request: pytest.FixtureRequest) -> Iterator[bench_decode.Bench]:
+    with machine.ASSUMED_TPF.at(CPU, bench_decode.TPF):
+        yield bench_decode.Bench(CPU, Namespace(tiny=True, shape=request.param, engine_options="", repeats=1))
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, Any], str]:
@@ -35,9 +35,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tup
     return json.loads((tmp_path / "decode.json").read_text())["rows"], (tmp_path / "decode.md").read_text()
 
 
-def test_the_pace_decides_how_many_tokens_a_forward_reveals(bench: decode_bench.Bench) -> None:
+def test_the_assumed_tpf_decides_how_many_tokens_a_forward_reveals(bench: bench_decode.Bench) -> None:
     for rate, forwards in ((8.0, 8), (4.0, 16)):
-        decode_bench.PACE.rate.fill_(rate)
+        machine.ASSUMED_TPF.rate.fill_(rate)
         for decoder in ("tad", "tad-cached"):
             ways = [
                 decode(bench.lm, bench.prompts(2), bench.decoder(decoder), 64, engine=one)
@@ -50,15 +50,17 @@ def test_the_pace_decides_how_many_tokens_a_forward_reveals(bench: decode_bench.
 def test_a_row_that_fails_costs_no_other_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: decode_bench.Bench) -> dict[str, Any]:
+    def fail(_: bench_decode.Bench) -> dict[str, Any]:
         raise RuntimeError("out of luck\nand more")
 
-    monkeypatch.setitem(decode_bench.ROWS, "step", fail)
+    monkeypatch.setitem(bench_decode.ROWS, "step", fail)
     rows, table = run(tmp_path, monkeypatch, "--only", "cached,exact,step")
     assert list(rows) == ["exact", "step", "cached"]
     assert rows["step"]["error"] == "RuntimeError: out of luck"
     assert rows["exact"]["ms_per_forward"] > 0
-    assert rows["cached"]["ways"]["tad-cached"]["fed_per_forward"] < rows["exact"]["fed_per_forward"]
+    assert (
+        rows["cached"]["ways"]["tad-cached"]["computed_per_forward"] < rows["exact"]["computed_per_forward"]
+    )
     assert "at assumed TPF 8.5" in table
     assert "step: RuntimeError: out of luck" in table
     assert capsys.readouterr().out.endswith(table)
@@ -66,29 +68,26 @@ def test_a_row_that_fails_costs_no_other_row(
 
 def test_no_row_is_begun_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = run(tmp_path, monkeypatch, "--minutes", "0", "--skip", "step")
-    assert list(rows) == [name for name in bench_decode.ORDER if name != "step"]
+    assert list(rows) == [name for name in bench_decode.ROWS if name != "step"]
     assert {row["error"] for row in rows.values()} == {"not begun: out of time"}
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_staged_step_feeds_what_it_says_and_can_be_repeated(bench: decode_bench.Bench, count: int) -> None:
+def test_a_staged_step_computes_what_it_says_and_can_be_repeated(
+    bench: bench_decode.Bench, count: int
+) -> None:
     with torch.inference_mode():
-        stepper, _, _, shape = bench.stage(bench.engine, count, 16)
+        staged = bench.stage(bench.engine, count, 16)
+        staged.reset()
         for _ in range(12):  # more than are timed without starting anew
-            assert stepper.slots.facts[:, :2].tolist() == [[1, 16]] * count
-            stepper.step(shape, False)
-
-
-def test_the_engine_and_the_model_predict_the_same_on_a_canvas(bench: decode_bench.Bench) -> None:
-    for canvas in bench.canvases(2):
-        at, found = decode_tokens.predict(bench.engine, bench.lm, canvas)
-        with torch.inference_mode():
-            torch.testing.assert_close(found, bench.lm.model(canvas, logits_at=at).logits[0])
+            facts = [RowFacts(*row) for row in staged.forward.state.facts[:count].tolist()]
+            assert [(fact.alive, fact.queries) for fact in facts] == [(1, 16)] * count
+            staged.run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["llada-8b", "dream-7b"])
 def test_every_row_runs_at_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     rows, _ = run(tmp_path, monkeypatch, "--shape", shape)
-    assert list(rows) == list(bench_decode.ORDER)
+    assert list(rows) == list(bench_decode.ROWS)
     assert {name: row["error"] for name, row in rows.items() if "error" in row} == {}

@@ -1,4 +1,4 @@
-"""Who decides whether the engine decodes: the argument, else the environment, else the default."""
+"""Who decides whether CUDA graphs decode: the argument, else the environment, else the default."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tad.decoding import decode
-from tad.decoding.engine import Engine
+from tad.decoding import GraphEngine, decode
 from tad.errors import TadError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,15 +16,15 @@ from parity_models import tiny, tiny_prompts
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each call of an engine had."""
+    """How many slots each batch of a graph engine asked for."""
     found: list[int] = []
-    inner = Engine.decode
+    inner = GraphEngine.acquire
 
-    def counting(self: Engine, prompts, *arguments, **named):
-        found.append(len(prompts))
-        return inner(self, prompts, *arguments, **named)
+    def counting(self: GraphEngine, spec, slots):
+        found.append(slots)
+        return inner(self, spec, slots)
 
-    monkeypatch.setattr(Engine, "decode", counting)
+    monkeypatch.setattr(GraphEngine, "acquire", counting)
     return found
 
 

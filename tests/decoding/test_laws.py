@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parity_models import tiny, tiny_prompts
 
 from tad.decoding import DECODERS, decode
-from tad.decoding.rule import Quota
+from tad.decoding.unmasking import TopKPerStep
 
 LENGTH = 32
 # The fast tier draws few examples, always the same; `make test-all` draws many.
@@ -29,7 +29,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     decoder = DECODERS[name]
     if name != "dream":
         call["block"] = draw(st.sampled_from([4, 8, 16, 32]))
-    if isinstance(decoder.rule, Quota):
+    if isinstance(decoder.rule, TopKPerStep):
         blocks = LENGTH // call.get("block", LENGTH)
         call["steps"] = blocks * draw(st.integers(1, LENGTH // blocks))
     if hasattr(decoder.rule, "threshold"):

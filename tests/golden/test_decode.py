@@ -125,7 +125,7 @@ def test_decoder_gives_the_reference_ids_forwards_and_reveals(case: cases.Case) 
     if len(results) == 1 and "reveals" in expected:
         check_reveals(expected["reveals"], steps, results[0])
     if len(results) == 1 and "input_lengths" in expected:
-        assert [step.fed for step in steps] == expected["input_lengths"]
+        assert [step.queries for step in steps] == expected["input_lengths"]
 
 
 def check_reveals(reveals: list[Any], steps: list[Step], result: Decoded) -> None:

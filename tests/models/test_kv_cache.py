@@ -178,14 +178,20 @@ def test_positions_are_independent_of_the_layout_of_the_buffer() -> None:
         assert near(model(ids, cache=cache, cache_position=at, position_ids=positions).logits, full)
 
 
-def test_keep_leaves_the_chosen_rows() -> None:
+def test_a_narrowed_cache_is_a_view_of_its_rows_and_positions() -> None:
     model, ids = model_of(SHAPES[2]), random_ids(0)
-    cache, full = filled(model, ids)
-    cache.keep(torch.tensor([2, 0]))
-    assert cache.batch == 2
+    cache = model.new_cache(BATCH, LENGTH)
+    view = cache.narrow(2, 3)
+    assert (view.batch, view.length) == (2, LENGTH - 3)
     with torch.no_grad():
-        logits = model(ids[[2, 0], 5:9], cache=cache, cache_position=slice(5, 9)).logits
-    assert near(logits, full[[2, 0], 5:9])
+        positions = torch.arange(LENGTH - 3)[None]
+        logits = model(
+            ids[:2, 3:], cache=view, cache_position=slice(0, LENGTH - 3), position_ids=positions
+        ).logits
+        assert near(logits, model(ids[:2, 3:]).logits)
+    assert cache.keys[0][:2, :, 3:LENGTH].any()
+    assert not cache.keys[0][2:].any()
+    assert not cache.keys[0][:, :, :3].any()
 
 
 def test_nbytes_counts_both_buffers_and_the_scrap_slot() -> None:

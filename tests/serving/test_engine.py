@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from live_server import wait_until
 
-from tad.decoding import decode, get_decoder
-from tad.decoding.loop import Session
+from tad.decoding import Scheduler, decode, get_decoder
 from tad.models import LM
 from tad.serving import Begun, Engine, Event, Failed, Finished, Job, RefusedError, Revealed
 
@@ -377,22 +376,22 @@ def test_rows_of_a_similar_width_share_forwards_and_others_do_not(
             engine.submit(job(plain, text, 8), one)
         gate.let(1)
         gate.wait_for(2)
-        assert engine.sessions == 2
+        assert engine.batches == 2
         gate.let(1000)
         for one in heard:
             one.end()
 
 
 def test_a_failure_between_forwards_leaves_nobody_waiting(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave, fails = Session.leave, [True]
+    drop, fails = Scheduler.drop, [True]
 
-    def fail_once(session: Session, names: Any) -> None:
+    def fail_once(scheduler: Scheduler, names: Any) -> None:
         if fails:
             fails.pop()
             raise RuntimeError("out of memory")
-        leave(session, names)
+        drop(scheduler, names)
 
-    monkeypatch.setattr(Session, "leave", fail_once)
+    monkeypatch.setattr(Scheduler, "drop", fail_once)
     with running(plain, batch=2) as engine:
         first, second, third = Heard(), Heard(), Heard()
         engine.submit(job(plain, "a", length=8), first)

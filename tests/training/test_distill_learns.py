@@ -24,7 +24,7 @@ from tad.training.distill import distill
 from tad.training.recipe import DistillRecipe
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe, TaskSection
-from tad.trajectories.rollout import Pace, roll_out
+from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 from tad.trajectories.workers import collect_here
 
@@ -65,7 +65,9 @@ def roll(lm: tad.LM, folder: Path, count: int, seed: int) -> Path:
     plain, keys = prompts(count, np.random.default_rng(seed))
     shown = np.concatenate([plain, TABLE[keys]], axis=1)
     with torch.inference_mode():
-        rollouts = roll_out(lm, shown.tolist(), plain.tolist(), LENGTH, Pace(block=LENGTH, stop_at_end=False))
+        rollouts = roll_out(
+            lm, shown.tolist(), plain.tolist(), LENGTH, RolloutConfig(block=LENGTH, stop_at_end=False)
+        )
     right = np.mean(
         [rollout.tokens == TABLE[key].tolist() for rollout, key in zip(rollouts, keys, strict=True)]
     )

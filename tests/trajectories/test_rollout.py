@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 
-from tad.decoding import Engine, decode
+from tad.decoding import GraphEngine, decode
 from tad.errors import TadError
 from tad.models import LM
 from tad.trajectories.partition import state
-from tad.trajectories.rollout import ORDERS, Pace, Rollout, roll_out
+from tad.trajectories.rollout import ORDERS, Rollout, RolloutConfig, roll_out
 
 LENGTH, BLOCK = 32, 16
 
 
-def roll(lm: LM, privileged, plain, **pace) -> list[Rollout]:
+def roll(lm: LM, privileged, plain, **config) -> list[Rollout]:
     references = [[40 + i for i in range(10)]] * len(plain)
-    tokens = {"references": references} if pace.get("tokens") == "reference" else {}
+    tokens = {"references": references} if config.get("tokens") == "reference" else {}
     return roll_out(
-        lm, privileged, plain, LENGTH, Pace(block=BLOCK, **pace), seeds=range(len(plain)), **tokens
+        lm, privileged, plain, LENGTH, RolloutConfig(block=BLOCK, **config), seeds=range(len(plain)), **tokens
     )
 
 
@@ -57,21 +58,50 @@ def test_the_papers_order_is_the_one_by_one_decoder_on_the_privileged_prompt(
             assert math.isnan(mine) or abs(mine - theirs) < 1e-5
 
 
-@pytest.mark.parametrize("pace", [{}, {"stop_at_end": False}, {"temperature": 0.7}])
-def test_rollouts_through_the_engine_are_the_same(lm, privileged, plain, pace) -> None:
-    usual = roll(lm, privileged, plain, **pace)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"stop_at_end": False},
+        {"temperature": 0.7},
+        {"order": "random"},
+        {"order": "left-to-right"},
+        {"order": "left-to-right", "floor": 0.5},
+        {"order": "student"},
+    ],
+)
+def test_rollouts_by_the_graph_engine_are_the_same(lm, privileged, plain, config) -> None:
+    usual = roll(lm, privileged, plain, **config)
     seeds = range(len(plain))
-    found = roll_out(lm, privileged, plain, LENGTH, Pace(block=BLOCK, **pace), seeds, engine=Engine(lm.model))
+    found = roll_out(
+        lm,
+        privileged,
+        plain,
+        LENGTH,
+        RolloutConfig(block=BLOCK, **config),
+        seeds,
+        engine=GraphEngine(lm.model),
+    )
     for one, other in zip(found, usual, strict=True):
         assert (one.tokens, one.reveal, one.n_real) == (other.tokens, other.reveal, other.n_real)
         assert one.teacher == pytest.approx(other.teacher, abs=1e-4, nan_ok=True)
+        assert one.student == pytest.approx(other.student, abs=1e-4, nan_ok=True)
 
 
-def test_the_engine_is_not_asked_for_other_orders(lm, privileged, plain) -> None:
-    usual = roll(lm, privileged, plain, order="left-to-right")
-    pace = Pace(block=BLOCK, order="left-to-right")
-    found = roll_out(lm, privileged, plain, LENGTH, pace, range(len(plain)), engine=Engine(lm.model))
-    assert [row.reveal for row in found] == [row.reveal for row in usual]
+def test_a_separate_student_scores_with_its_own_weights(lm, privileged, plain) -> None:
+    other = copy.deepcopy(lm)
+    with torch.no_grad():
+        for weight in other.model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+    config = RolloutConfig(order="student", block=BLOCK)
+    for row, rollout in enumerate(roll_out(lm, privileged, plain, LENGTH, config, student=other)[:2]):
+        tokens, reveal = torch.tensor(rollout.tokens), torch.tensor(rollout.reveal)
+        for step in range(1, rollout.n_real + 1):
+            canvas = state(tokens, reveal, step - 1, lm.tokens.mask).tolist()
+            position = rollout.reveal.index(step)
+            for who, prompt, told in ((lm, privileged, rollout.teacher), (other, plain, rollout.student)):
+                p = predictions(who, prompt[row], canvas)[position, rollout.tokens[position]]
+                assert abs(told[position] - p) < 1e-5
 
 
 def test_rows_keep_their_places_whatever_their_lengths(lm, privileged, plain) -> None:
@@ -116,15 +146,22 @@ def test_student_orders_reveal_where_the_student_without_the_reference_is_surest
             assert abs(rollout.student[position] - of_token[position]) < 1e-5
 
 
+def test_left_to_right_asks_the_head_for_one_position(lm, privileged, plain, monkeypatch) -> None:
+    asked, head = [], lm.model.head
+    monkeypatch.setattr(lm.model, "head", lambda hidden: asked.append(len(hidden)) or head(hidden))
+    roll(lm, privileged[:1], plain[:1], order="left-to-right")
+    assert asked == [1] * LENGTH
+
+
 def test_left_to_right_goes_from_left_to_right(lm, privileged, plain) -> None:
     for rollout in roll(lm, privileged, plain, order="left-to-right"):
         assert rollout.reveal == list(range(1, LENGTH + 1))
 
 
 def test_random_order_depends_on_the_seed_and_not_on_the_batch(lm, privileged, plain) -> None:
-    pace = Pace(order="random", block=BLOCK, stop_at_end=False)
-    together = roll_out(lm, privileged, plain, LENGTH, pace, seeds=[3, 4, 5, 6, 7])
-    alone = roll_out(lm, privileged[2:3], plain[2:3], LENGTH, pace, seeds=[5])
+    config = RolloutConfig(order="random", block=BLOCK, stop_at_end=False)
+    together = roll_out(lm, privileged, plain, LENGTH, config, seeds=[3, 4, 5, 6, 7])
+    alone = roll_out(lm, privileged[2:3], plain[2:3], LENGTH, config, seeds=[5])
     assert together[2].reveal == alone[0].reveal
     assert together[2].tokens == alone[0].tokens
     assert together[1].reveal != together[2].reveal
@@ -133,9 +170,9 @@ def test_random_order_depends_on_the_seed_and_not_on_the_batch(lm, privileged, p
 @pytest.mark.parametrize("order", ORDERS)
 def test_rows_do_not_depend_on_their_batch(lm, privileged, plain, order: str) -> None:
     together = roll(lm, privileged, plain, order=order, temperature=0.7)
-    pace = Pace(order=order, block=BLOCK, temperature=0.7)
+    config = RolloutConfig(order=order, block=BLOCK, temperature=0.7)
     for row in range(len(plain)):
-        alone = roll_out(lm, privileged[row : row + 1], plain[row : row + 1], LENGTH, pace, seeds=[row])[0]
+        alone = roll_out(lm, privileged[row : row + 1], plain[row : row + 1], LENGTH, config, seeds=[row])[0]
         assert (alone.tokens, alone.reveal, alone.n_real) == (
             together[row].tokens,
             together[row].reveal,
@@ -167,7 +204,7 @@ def test_filler_follows_the_end_from_left_to_right(lm, privileged, plain) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pace", "message"),
+    ("config", "message"),
     [
         ({"order": "backwards"}, "order 'backwards' is not known"),
         ({"tokens": "gold"}, "tokens 'gold' is not known"),
@@ -175,6 +212,6 @@ def test_filler_follows_the_end_from_left_to_right(lm, privileged, plain) -> Non
         ({"block": 5}, "not a multiple of the block length 5"),
     ],
 )
-def test_bad_pace_is_refused(pace: dict, message: str) -> None:
+def test_bad_config_is_refused(config: dict, message: str) -> None:
     with pytest.raises(TadError, match=message):
-        Pace(**pace).check(LENGTH)
+        RolloutConfig(**config).check(LENGTH)

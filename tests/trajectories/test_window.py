@@ -17,7 +17,7 @@ from tad.cli import app
 from tad.errors import TadError
 from tad.models import LM
 from tad.trajectories.partition import state
-from tad.trajectories.rollout import Pace, roll_out
+from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import Trajectory
 from tad.trajectories.window import Decay, choose_windows, find_crossing, measure_decay, read_window
 
@@ -26,7 +26,7 @@ LENGTH = 16
 
 def trajectories(lm: LM, plain: list[list[int]]) -> list[Trajectory]:
     rows = []
-    for i, rollout in enumerate(roll_out(lm, plain, plain, LENGTH, Pace(block=8))):
+    for i, rollout in enumerate(roll_out(lm, plain, plain, LENGTH, RolloutConfig(block=8))):
         rows.append(
             Trajectory(
                 f"t{i}#0",

@@ -74,7 +74,7 @@ def chat(
         from tad.serving import Engine
 
         # What does not depend on the model is refused before its weights are read.
-        get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
+        get_decoder(decoder, **overrides).prepared(gen_length, logit_shift=0)
         lm = load_model(model, adapter, device, dtype)  # not merged: /adapter switches it
     if lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; a conversation needs one")

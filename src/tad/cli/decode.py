@@ -82,7 +82,7 @@ def generate(
         from tad.decoding import get_decoder
 
         # What does not depend on the model is refused before its weights are read.
-        get_decoder(decoder, **overrides).prepared(gen_length, shift=0)
+        get_decoder(decoder, **overrides).prepared(gen_length, logit_shift=0)
         lm = load_model(model, adapter, device, dtype, to_decode=True)
     chosen = get_decoder(decoder, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:

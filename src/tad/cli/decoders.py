@@ -94,7 +94,7 @@ def parts(decoder: Decoder) -> dict[str, str]:
 def defaults(decoder: Decoder) -> dict[str, str]:
     """The three parts with their parameters; how tokens are drawn stands with the rule where it is not plain."""
     from tad.decoding.decoders import parameters
-    from tad.decoding.proposal import Sampling
+    from tad.decoding.sampler import Sampling
 
     settable = parameters(decoder)
     described = {}

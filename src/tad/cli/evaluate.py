@@ -146,7 +146,7 @@ def evaluate(
     for name in decoders or [
         decoder
     ]:  # what does not depend on the model is refused before its weights are read
-        get_decoder(name, **own).prepared(gen_length, shift=0)
+        get_decoder(name, **own).prepared(gen_length, logit_shift=0)
         if swept:
             plan(name, "llada", gen_length, own, values or None)
     questions = Questions(recipe.tasks, recipe.data_dir)
@@ -270,7 +270,7 @@ def throughput(
     from tad.training.record import describe_machine
     from tad.trajectories.privileged import plain_ids
 
-    get_decoder(decoder, **own).prepared(gen_length, shift=0)
+    get_decoder(decoder, **own).prepared(gen_length, logit_shift=0)
     sections = list_tasks([task], sample=None, limit=limit, templates=[template], options=options)
     items = Questions(sections, None if data_dir is None else str(data_dir)).items
     with _busy(f"loading {model}"):

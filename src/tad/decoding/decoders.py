@@ -1,4 +1,4 @@
-"""Named decoders: every published method as a block schedule, a reveal rule and a cache.
+"""Named decoders: every published method as a block schedule, an unmasking strategy and a cache policy.
 
 `get_decoder(name, family, **overrides)` gives one with its published defaults for that family. An override is a field
 of one of the parts (`threshold=0.4`, `block=16`, `temperature=0.7`) or a whole part by name (`cache="dual"`).
@@ -10,27 +10,27 @@ import difflib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from tad.decoding.feed import (
+from tad.decoding.cache_policy import (
     ActiveCache,
     BlockCausalCache,
-    Cache,
+    CachePolicy,
     DelayedCache,
     DualCache,
     NoCache,
     PrefixCache,
 )
-from tad.decoding.proposal import Sampling
-from tad.decoding.rule import (
-    Best,
+from tad.decoding.sampler import Sampling
+from tad.decoding.schedule import MultiBlock, Pipelined, Schedule, Sequential
+from tad.decoding.unmasking import (
     ConfidenceThreshold,
     Credit,
     EntropyThreshold,
     Factor,
     Hierarchy,
-    Quota,
-    Rule,
+    Strategy,
+    Top1,
+    TopKPerStep,
 )
-from tad.decoding.schedule import MultiBlock, Pipelined, Schedule, Sequential
 from tad.errors import TadError
 from tad.models import SpecialTokens
 
@@ -43,22 +43,22 @@ class Decoder:
     `eager` as soon as an end token appears (d3LLM's and TAD's early stop), `off` to decode every position."""
 
     schedule: Schedule
-    rule: Rule
-    cache: Cache = field(default_factory=NoCache)
+    rule: Strategy  # which candidates are unmasked
+    cache: CachePolicy = field(default_factory=NoCache)
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = "end"
     first_opens: bool = False
     """In a shifted family, the forward that opens a block reveals the block's first position and nothing else."""
     name: str = field(default="custom", compare=False)
 
-    def opens_with_first(self, shift: int) -> bool:
-        return self.first_opens and shift > 0 and self.cache.needs == "sequential"
+    def opens_with_first(self, logit_shift: int) -> bool:
+        return self.first_opens and logit_shift > 0 and self.cache.needs == "sequential"
 
     def growth_ends(self, tokens: SpecialTokens) -> tuple[int, ...]:
         """Tokens after which a pipelined canvas grows no further."""
         return (tokens.eos,)
 
-    def prepared(self, length: int, shift: int) -> Decoder:
+    def prepared(self, length: int, logit_shift: int) -> Decoder:
         """Check the parts against each other and against the length; fill in what depends on it."""
         _check_ranges(self)
         block = length if self.schedule.block is None else self.schedule.block
@@ -76,7 +76,7 @@ class Decoder:
             )
         if self.sampling.cfg and not isinstance(self.cache, NoCache):
             raise TadError("cfg needs cache 'none': the rows without prompt have no cache")
-        if not isinstance(self.rule, Quota):
+        if not isinstance(self.rule, TopKPerStep):
             return self
         if not isinstance(self.schedule, Sequential):
             raise TadError("rule 'quota' needs schedule 'sequential'")
@@ -86,7 +86,7 @@ class Decoder:
             raise TadError(
                 f"steps {steps} must be a multiple of the {blocks} blocks and at most gen_length {length}"
             )
-        opened = int(self.rule.timesteps and self.opens_with_first(shift))
+        opened = int(self.rule.timesteps and self.opens_with_first(logit_shift))
         if steps // blocks <= opened:
             raise TadError(
                 f"steps {steps} leave {steps // blocks} forward(s) per block; this method needs more"
@@ -121,6 +121,7 @@ _CHOICES = {
 }
 _WHOLE = ("block", "steps", "delay", "refresh", "top_k")
 _OPTIONAL = ("block", "steps", "top_p", "top_k")
+_DERIVED = ("per_block", "opened", "count_table")  # fields that no user sets
 _SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores")
 
 
@@ -148,8 +149,8 @@ SCHEDULES: dict[str, type[Any]] = {
     "pipelined": Pipelined,
 }
 RULES: dict[str, type[Any]] = {
-    "best": Best,
-    "quota": Quota,
+    "best": Top1,
+    "quota": TopKPerStep,
     "confidence": ConfidenceThreshold,
     "entropy": EntropyThreshold,
     "factor": Factor,
@@ -167,7 +168,7 @@ CACHES: dict[str, type[Any]] = {
 _PARTS: dict[str, dict[str, type[Any]]] = {"schedule": SCHEDULES, "rule": RULES, "cache": CACHES}
 
 _FAST = Decoder(Sequential(32), ConfidenceThreshold(0.9), first_opens=True)
-_DREAM_QUOTA = Quota(timesteps=True, score="entropy")
+_DREAM_TOP_K = TopKPerStep(timesteps=True, score="entropy")
 _TAD = Decoder(
     MultiBlock(32, block_add=0.1, decoded=0.95), EntropyThreshold(0.5, strict=True, keep_best=True)
 )
@@ -181,9 +182,9 @@ _D2F = Decoder(
 
 # Method -> defaults, with a row of its own where a family's published defaults differ.
 DECODERS: dict[str, Decoder] = {
-    "one-by-one": Decoder(Sequential(32), Best("confidence")),
-    "llada": Decoder(Sequential(32), Quota()),
-    "dream": Decoder(Sequential(None), _DREAM_QUOTA, sampling=Sampling(filtered_scores=True)),
+    "one-by-one": Decoder(Sequential(32), Top1("confidence")),
+    "llada": Decoder(Sequential(32), TopKPerStep()),
+    "dream": Decoder(Sequential(None), _DREAM_TOP_K, sampling=Sampling(filtered_scores=True)),
     "fast-dllm": _FAST,
     "fast-dllm-prefix": replace(_FAST, cache=PrefixCache()),
     "fast-dllm-dual": replace(_FAST, cache=DualCache()),
@@ -222,9 +223,10 @@ def get_decoder(name: str | Decoder, family: str = "llada", /, **overrides: Any)
 def parameters(decoder: Decoder) -> dict[str, Any]:
     """Every field that can be overridden, with its value: name -> value."""
     found: dict[str, Any] = {}
-    for part in (decoder.schedule, decoder.rule, decoder.cache, decoder.sampling):
+    parts: tuple[Any, ...] = (decoder.schedule, decoder.rule, decoder.cache, decoder.sampling)
+    for part in parts:
         for item in fields(part):
-            if item.name not in ("per_block", "opened"):
+            if item.name not in _DERIVED:
                 found[item.name] = getattr(part, item.name)
     return {**found, "stop": decoder.stop}
 
@@ -255,7 +257,7 @@ def _override(decoder: Decoder, key: str, value: Any) -> Decoder:
         return replace(decoder, stop=value)
     for part in ("schedule", "rule", "cache", "sampling"):
         current = getattr(decoder, part)
-        if key in {item.name for item in fields(current)}:
+        if key in {item.name for item in fields(current)} - {*_DERIVED}:
             return replace(decoder, **{part: replace(current, **{key: value})})
     known = parameters(decoder)
     close = difflib.get_close_matches(key, known, n=1)

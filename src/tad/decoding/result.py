@@ -16,6 +16,9 @@ class Decoded:
     forwards: int
     seconds: float  # from the moment it joined its batch to its own end
     ends: tuple[int, ...] = field(repr=False, default=())
+    scorer: list[float] | None = (
+        None  # probability of each token by a second prompt or model, where one scored
+    )
 
     @property
     def content(self) -> list[int]:
@@ -46,12 +49,12 @@ class Decoded:
 class Step:
     """What one forward revealed in one row; handed to the callback."""
 
-    row: int  # index into the prompts of this call; in a session, the name the row joined with
+    row: int  # index into the prompts of this call; of a scheduler, the request's name
     forward: int  # 1, 2, ...
     positions: list[int]  # in the generated part
     tokens: list[int]
     confidence: list[float]
-    fed: int  # columns this row fed
+    queries: int  # positions of this row that were computed
     created: int  # blocks that exist
 
 

@@ -1,7 +1,7 @@
-"""Block schedules: which masks may be revealed by the next forward, and which blocks must make progress.
+"""Block schedules: which masks may be revealed by the next forward, and which blocks have to make progress.
 
-A schedule is a pure function of the block table, but for the blocks it creates. `must` numbers the groups of
-positions of which each has to reveal at least one token: progress is a law of the loop, not of the reveal rule.
+A schedule is a pure function of the block table, but for the blocks it creates. `forced` numbers the groups of
+positions of which each has to reveal at least one token: progress is a law of the step, not of the unmasking strategy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Plan:
     """What the next forward may do."""
 
     candidates: Tensor  # [rows, length] bool
-    must: Tensor  # [rows, length] int: 0 for none, else the group that needs a reveal
+    forced: Tensor  # [rows, length] int: 0 for none, else the group that needs a reveal
     visible: Tensor  # [rows] positions of the generated part that exist for the model
 
 
@@ -33,7 +33,7 @@ class Sequential:
     def plan(self, table: BlockTable, masked: Tensor) -> Plan:
         now = table.index == table.current[:, None]
         table.created = table.current + 1
-        candidates = masked & table.spread(now)
+        candidates = masked & table.spread(now, masked.shape[1])
         return Plan(candidates, candidates.long(), torch.full_like(table.created, masked.shape[1]))
 
 
@@ -41,7 +41,7 @@ class Sequential:
 class MultiBlock:
     """d3LLM's and TAD's: the next block opens early, and every block that exists is decoded at once.
 
-    A block is added when the last one is decoded to `block_add`; it must make progress once the block before it is
+    A block is added when the last one is decoded to `block_add`; it has to make progress once the block before it is
     decoded to `decoded`. Only the first such block with masks left is forced.
     """
 
@@ -55,9 +55,9 @@ class MultiBlock:
         exists = table.index < table.created[:, None]
         active = exists & (table.previous_progress >= self.decoded) & (table.masks > 0)
         first = active & (active.cumsum(1) == 1)
-        candidates = masked & table.spread(exists)
-        must = table.spread(first) & masked
-        return Plan(candidates, must.long(), torch.full_like(table.created, masked.shape[1]))
+        candidates = masked & table.spread(exists, masked.shape[1])
+        forced = table.spread(first, masked.shape[1]) & masked
+        return Plan(candidates, forced.long(), torch.full_like(table.created, masked.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Pipelined:
         table.created = _grow(table, self.block_add, hold=table.ended)
         exists = table.index < table.created[:, None]
         complete = exists & (table.previous_progress >= self.decoded)
-        candidates = masked & table.spread(exists)
-        must = table.spread(torch.where(complete, table.index + 1, 0)) * masked
-        return Plan(candidates, must, table.created * table.size)
+        candidates = masked & table.spread(exists, masked.shape[1])
+        forced = table.spread(torch.where(complete, table.index + 1, 0), masked.shape[1]) * masked
+        return Plan(candidates, forced, table.start_of(table.created))
 
 
 Schedule = Sequential | MultiBlock | Pipelined

@@ -1,31 +1,16 @@
 """The block table: where each row of a batch stands, as tensors, one entry per block.
 
-Everything a schedule, a cache or the loop must remember between forwards is here, so that rows can leave and join a batch by
-selecting and appending rows of one object. Masks left are read off the canvas on every step and never counted by hand.
+Everything a schedule, a cache policy or a step must remember between forwards is here. Masks left are read off the canvas
+on every step and never counted by hand. Blocks begin behind the prompt; with an `offset` they lie on a grid that began
+before it, so that the first block holds the end of the prompt too. No family of today needs that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-
-def keep_rows(record: object, rows: Tensor) -> None:
-    """Select rows of every tensor field of a dataclass, in place."""
-    for field in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, field.name)
-        if isinstance(value, Tensor):
-            setattr(record, field.name, value.index_select(0, rows))
-
-
-def append_rows(record: object, other: object) -> None:
-    """Put another record's rows behind those of every tensor field, in place."""
-    for field in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, field.name)
-        if isinstance(value, Tensor):
-            setattr(record, field.name, torch.cat((value, getattr(other, field.name))))
 
 
 @dataclass
@@ -41,10 +26,15 @@ class BlockTable:
     finished_at: Tensor  # [rows, blocks] forward at which a cache first saw the block finished, -1 before
     cached: Tensor  # [rows] leading blocks whose keys and values are frozen; -1 while the prompt's are not
     ended: Tensor  # [rows] bool: an end token has been revealed somewhere
+    offset: Tensor | None = (
+        None  # [rows] positions of the first block that belong to the prompt; None for no row
+    )
 
     @classmethod
-    def start(cls, rows: int, length: int, size: int, device: torch.device) -> BlockTable:
-        blocks = length // size
+    def start(
+        cls, rows: int, length: int, size: int, device: torch.device, offset: Tensor | None = None
+    ) -> BlockTable:
+        blocks = length // size + (offset is not None)
         zeros = torch.zeros(rows, dtype=torch.int64, device=device)
         return cls(
             size=size,
@@ -56,6 +46,7 @@ class BlockTable:
             finished_at=torch.full((rows, blocks), -1, dtype=torch.int64, device=device),
             cached=zeros - 1,
             ended=torch.zeros(rows, dtype=torch.bool, device=device),
+            offset=offset,
         )
 
     @property
@@ -70,24 +61,51 @@ class BlockTable:
     @property
     def progress(self) -> Tensor:
         """[rows, blocks] share decoded, in fp64 so that thresholds compare as they do in Python."""
-        return 1 - self.masks.double() / self.size
+        if self.offset is None:
+            return 1 - self.masks.double() / self.size
+        generated = self.start_of(self.index + 1) - self.start_of(self.index)
+        return 1 - self.masks.double() / generated.clamp(min=1)
 
     @property
     def previous_progress(self) -> Tensor:
         """[rows, blocks] progress of the block before; the prompt counts as decoded."""
         return torch.cat((torch.ones_like(self.progress[:, :1]), self.progress[:, :-1]), dim=1)
 
+    def start_of(self, block: Tensor) -> Tensor:
+        """First generated position of a block: block [rows] or [rows, n]."""
+        if self.offset is None:
+            return block * self.size
+        offset = self.offset if block.dim() == 1 else self.offset[:, None]
+        return (block * self.size - offset).clamp(min=0)
+
+    def block_of(self, position: Tensor) -> Tensor:
+        """The block of generated positions [n] or [rows, n]; negative for those of the prompt before the first block."""
+        if self.offset is not None:
+            position = position + self.offset[:, None]
+        return torch.div(position, self.size, rounding_mode="floor")
+
+    def blocks_in(self, length: Tensor) -> Tensor:
+        """[rows] blocks that `length` generated positions reach into."""
+        return self.block_of(length[:, None] - 1)[:, 0] + 1
+
     def observe(self, masked: Tensor) -> None:
         """Read masks left and the current block off the canvas: masked [rows, length]."""
-        self.masks = masked.view(masked.shape[0], self.blocks, self.size).sum(-1)
+        rows, length = masked.shape
+        if self.offset is None:
+            self.masks = masked.view(rows, self.blocks, self.size).sum(-1)
+        else:
+            block = self.block_of(torch.arange(length, device=masked.device)[None])
+            self.masks = torch.zeros_like(self.masks).scatter_add(1, block, masked.long())
         before = self.current
         self.current = (self.masks > 0).int().argmax(1)
         self.forwards_in_block = torch.where(self.current == before, self.forwards_in_block, 0)
 
-    def count_forward(self) -> None:
-        self.forwards = self.forwards + 1
-        self.forwards_in_block = self.forwards_in_block + 1
+    def count_forward(self, alive: Tensor | int = 1) -> None:
+        self.forwards = self.forwards + alive
+        self.forwards_in_block = self.forwards_in_block + alive
 
-    def spread(self, per_block: Tensor) -> Tensor:
+    def spread(self, per_block: Tensor, length: int) -> Tensor:
         """[rows, blocks] -> [rows, length]."""
-        return per_block.repeat_interleave(self.size, dim=1)
+        if self.offset is None:
+            return per_block.repeat_interleave(self.size, dim=1)
+        return per_block.gather(1, self.block_of(torch.arange(length, device=per_block.device)[None]))

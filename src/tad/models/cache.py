@@ -9,6 +9,7 @@ decoder's business. Keys are stored after RoPE by their own position id, so the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -50,10 +51,13 @@ class KVCache:
             values.scatter_(2, index, value)
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (indices); used when finished rows leave a batch."""
-        self.keys = [keys.index_select(0, rows.to(keys.device)) for keys in self.keys]
-        self.values = [values.index_select(0, rows.to(values.device)) for values in self.values]
+    def narrow(self, rows: int, start: int) -> KVCache:
+        """A view of the first `rows` without the positions before `start`."""
+        view = copy(self)
+        view.length = self.length - start
+        view.keys = [keys[:rows, :, start:] for keys in self.keys]
+        view.values = [values[:rows, :, start:] for values in self.values]
+        return view
 
     @property
     def nbytes(self) -> int:

@@ -1,9 +1,8 @@
-"""Continuous batching: requests join and leave a running batch between forwards.
+"""Continuous batching: requests join and leave running batches between forwards.
 
-One thread owns the model. Rows that agree in everything a forward depends on (decoder with its parameters, adapter on
-or off, a similar width) share a session; sessions take turns, one forward each, so every running request advances at
-the same pace. Requests are let in first come, first served, and are told what happens by a callback on the engine's
-thread. HTTP is not in here.
+One thread owns the model and steps `tad.decoding.Scheduler`, whose batches take turns, so every running request advances at
+the same pace. Here are the queue with its limits and deadlines, and what clients are told: requests are let in first come,
+first served, and hear what happens by a callback on the engine's thread. HTTP is not in here.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from tad.decoding import Decoder, Step
-from tad.decoding.loop import Session, mixes_lengths
+from tad.decoding import Decoder, Request, Scheduler, Step
 from tad.models import LM
 from tad.serving.transcript import Reason, Transcript
 
 log = logging.getLogger("tad.serving")
-
-# Canvases of up to twice this many columns, then of up to twice as many, and so on, share a session.
-_NARROWEST = 128
 
 
 @dataclass(frozen=True)
@@ -120,14 +114,10 @@ class Ticket:
     cancelled: bool = False
     steps: bool = True  # whether its listener wants to hear of every forward
 
-
-class Shares(NamedTuple):
-    """What rows of one session have in common."""
-
-    decoder: Decoder
-    adapter: bool
-    length: int | None  # where the decoder depends on it
-    width: int  # widest canvas
+    @property
+    def request(self) -> Request:
+        job = self.job
+        return Request(self.name, job.prompt, job.length, job.decoder, job.seed, job.adapter)
 
 
 @dataclass
@@ -162,8 +152,8 @@ class Engine:
         self._open = 0  # tickets that have not had their last event
         self._waiting: deque[Ticket] = deque()
         self._running: dict[int, Ticket] = {}
-        self._sessions: dict[Shares, Session] = {}  # in the order of their turns
         self._revealed: list[Step] = []
+        self._scheduler = Scheduler(self.lm, on_step=self._revealed.append, merges=True)
         self._deadline: float | None = None  # set once: nothing is taken any more, and all ends by then
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tad-engine", daemon=True)
@@ -227,8 +217,8 @@ class Engine:
         return max(0, self._open - len(self._running))
 
     @property
-    def sessions(self) -> int:
-        return len(self._sessions)
+    def batches(self) -> int:
+        return len(self._scheduler.batches)
 
     # On the engine's thread
 
@@ -241,7 +231,7 @@ class Engine:
                 self._step()
             except Exception:  # a thread that ends here would leave every client waiting
                 log.exception("the engine failed between forwards; all running requests fail")
-                self._sessions.clear()
+                self._scheduler.close(failed=True)
                 for ticket in list(self._running.values()):
                     self._close_ticket(ticket, _INTERNAL)
 
@@ -281,44 +271,35 @@ class Engine:
 
     def _admit(self) -> None:
         """First come, first served, while there is room in the batch."""
+        joining = []
         while self._waiting and len(self._running) < self.batch:
             ticket = self._waiting.popleft()
-            job, key = ticket.job, _shares(ticket.job)
-            session = self._sessions.get(key) or self._open_session(job)
-            try:
-                session.join([job.prompt], job.length, [job.seed], [ticket.name])
-            except Exception:
-                log.exception("a request could not join its batch; all of that batch fail")
-                self._sessions.pop(key, None)
-                self._fail_members(session)
-                self._close_ticket(ticket, _INTERNAL)
-                continue
-            self._sessions[key] = session
+            joining.append(ticket)
             self._running[ticket.name] = ticket
+        if not joining:
+            return
+        try:
+            self._scheduler.admit([ticket.request for ticket in joining])
+        except Exception:
+            log.exception("a request could not join its batch; all of that batch fail")
+            self._fail_missing()
+        for ticket in joining:
+            if ticket.name not in self._running:
+                continue
             ticket.begun = time.monotonic()
-            self.counts.prompt_tokens += len(job.prompt)
+            self.counts.prompt_tokens += len(ticket.job.prompt)
             self._tell(ticket, Begun(ticket.begun - ticket.submitted))
 
-    def _open_session(self, job: Job) -> Session:
-        return Session(
-            self.lm.model, job.decoder, self.lm.tokens, self.lm.family.logit_shift, self._revealed.append
-        )
-
     def _step(self) -> None:
-        """One forward of the session whose turn it is."""
-        if not self._sessions:
+        """One forward of the batch whose turn it is."""
+        if not len(self._scheduler):
             return
-        key = next(iter(self._sessions))
-        session = self._sessions.pop(key)
-        self._sessions[key] = session  # to the end of the line
         self._revealed.clear()
         try:
-            with nullcontext() if key.adapter else self.lm.base():
-                session.step()
+            self._scheduler.step()
         except Exception:
             log.exception("a forward failed; all requests of its batch fail")
-            del self._sessions[key]
-            self._fail_members(session)
+            self._fail_missing()
             return
         self.counts.forwards += 1
         self.counts.row_forwards += len(self._revealed)
@@ -360,20 +341,14 @@ class Engine:
         )
 
     def _leave(self, tickets: list[Ticket]) -> None:
-        """Take rows out of their sessions; an empty session is closed."""
-        gone: dict[Shares, list[int]] = {}
-        for ticket in tickets:
-            gone.setdefault(_shares(ticket.job), []).append(ticket.name)
-        for key, names in gone.items():
-            session = self._sessions[key]
-            session.leave(names)
-            if not len(session):
-                del self._sessions[key]
+        """Take rows out of their batches, those that are still in one."""
+        self._scheduler.drop([ticket.name for ticket in tickets if ticket.name in self._scheduler])
 
-    def _fail_members(self, session: Session) -> None:
-        for name in session.members:
-            if name in self._running:
-                self._close_ticket(self._running[name], _INTERNAL)
+    def _fail_missing(self) -> None:
+        """Fail the requests whose batch is gone."""
+        for ticket in list(self._running.values()):
+            if ticket.name not in self._scheduler:
+                self._close_ticket(ticket, _INTERNAL)
 
     def _close_ticket(self, ticket: Ticket, event: Finished | Failed | None) -> None:
         """The ticket's last moment: make room, count it, tell its last event."""
@@ -402,10 +377,3 @@ class Engine:
 
 
 _INTERNAL = Failed("internal", "the request failed inside the server; its log says why")
-
-
-def _shares(job: Job) -> Shares:
-    width = _NARROWEST
-    while width < len(job.prompt) + job.length:
-        width *= 2
-    return Shares(job.decoder, job.adapter, None if mixes_lengths(job.decoder) else job.length, width)

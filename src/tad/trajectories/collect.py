@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 
 import tad
-from tad.decoding import Engine, decode
+from tad.decoding import GraphEngine, decode
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Example, Task, Verdict, get_task
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
-from tad.trajectories.rollout import Pace, Rollout, roll_out, roll_out_cached
+from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 UNSURE = 0.5  # the teacher's confidence below which a reveal is reported
@@ -63,18 +63,19 @@ class Collector:
         if recipe.reference == "majority" and not recipe.privileged:
             raise TadError("reference 'majority' is shown to a privileged teacher; set privileged: true")
         self.lm, self.recipe, self.student = lm, recipe, student
-        self.pace = Pace(
+        self.config = RolloutConfig(
             order=recipe.order,
             tokens=recipe.tokens,
             block=recipe.block,
             temperature=recipe.temperature,
             floor=recipe.floor,
             stop_at_end=recipe.stop_at_end,
+            cache=recipe.cache,
         )
-        self.pace.check(recipe.gen_length)
-        if recipe.compile and not self.pace.is_decoding:
-            raise TadError("compile works with order 'teacher', tokens 'teacher' and floor 0 only")
-        self.engine = Engine(lm.model, compiled=True) if recipe.compile else None
+        self.config.check(recipe.gen_length)
+        if recipe.compile and not self.config.one_forward:
+            raise TadError("compile works with the teacher's tokens in an order that asks no student")
+        self.engine = GraphEngine(lm.model, compiled=True) if recipe.compile else None
         self.items = list(_mix(recipe))
 
     @property
@@ -157,24 +158,17 @@ class Collector:
             yield Job(item, sample, row_seed(recipe.seed, item.example.id, sample), plain, shown, written)
 
     def _roll(self, jobs: list[Job]) -> list[Rollout]:
-        recipe = self.recipe
-        shown, plain = [job.privileged for job in jobs], [job.plain for job in jobs]
-        seeds = [job.seed for job in jobs]
-        if recipe.cache == "none":
-            references = [job.written for job in jobs] if recipe.tokens == "reference" else None
-            return roll_out(
-                self.lm,
-                shown,
-                plain,
-                recipe.gen_length,
-                self.pace,
-                seeds,
-                references,
-                self.student,
-                self.engine,
-            )
-        return roll_out_cached(
-            self.lm, shown, recipe.gen_length, self.pace, recipe.cache, seeds, self.engine or "plain"
+        references = [job.written for job in jobs] if self.recipe.tokens == "reference" else None
+        return roll_out(
+            self.lm,
+            [job.privileged for job in jobs],
+            [job.plain for job in jobs],
+            self.recipe.gen_length,
+            self.config,
+            [job.seed for job in jobs],
+            references,
+            self.student,
+            self.engine,
         )
 
     def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict | None]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tad.decoding.canvas import lay_out
+from tad.decoding.canvas import left_pad
 from tad.errors import TadError
 from tad.files import write_json
 from tad.models import LM
@@ -118,7 +118,7 @@ def _content(trajectory: Trajectory, ends: Collection[int]) -> np.ndarray:
 def _student_confidence(lm: LM, items: Sequence[tuple[Trajectory, int]]) -> list[np.ndarray]:
     """The student's probability of every position's token in the given states: [length] each."""
     length = len(items[0][0].tokens)
-    canvas, pad = lay_out([trajectory.plain_ids for trajectory, _ in items], length, lm.tokens)
+    canvas, pad = left_pad([trajectory.plain_ids for trajectory, _ in items], length, lm.tokens)
     prompt = canvas.shape[1] - length
     final = torch.tensor([trajectory.tokens for trajectory, _ in items])
     reveal = torch.tensor([trajectory.reveal for trajectory, _ in items])

@@ -1,6 +1,6 @@
-"""Attention of few queries to all columns of one row, as a Triton kernel: many small programs instead of one per head.
+"""Attention of few queries to all KV positions of one row, as a Triton kernel: many small programs instead of one per head.
 
-Not covered: several rows side by side, and columns that some query may not see. Needs Triton.
+Not covered: several rows side by side, and positions that some query may not see. Needs Triton.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tad.decoding.engine.gemm import FP16_LIMIT
 
-class Cut(NamedTuple):
-    """A program's queries, the keys of one turn of its loop, warps, loads in flight."""
+
+class AttentionConfig(NamedTuple):
+    """A program's queries, the keys of one turn of its loop, warps, pipeline stages."""
 
     queries: int
     keys: int
@@ -24,23 +26,30 @@ class Cut(NamedTuple):
 
 
 # For up to 64 queries, and for more; the others are for a bench to compare.
-FEW = Cut(16, 64, 4, 3)
-MANY = Cut(64, 64, 4, 3)
-OTHERS = (Cut(16, 128, 8, 2), Cut(32, 64, 4, 3), Cut(32, 64, 8, 3), Cut(32, 128, 8, 2), Cut(128, 64, 8, 3))
+FEW = AttentionConfig(16, 64, 4, 3)
+MANY = AttentionConfig(64, 64, 4, 3)
+OTHERS = (
+    AttentionConfig(16, 128, 8, 2),
+    AttentionConfig(32, 64, 4, 3),
+    AttentionConfig(32, 64, 8, 3),
+    AttentionConfig(32, 128, 8, 2),
+    AttentionConfig(128, 64, 8, 3),
+)
 
 
-@triton.jit(do_not_specialize=["count", "columns"])
+@triton.jit(do_not_specialize=["count", "kv_len"])
 def _attention(
     query: tl.tensor,  # [count, heads, dim]
-    keys: tl.tensor,  # [at least columns, kv_heads, dim]
+    keys: tl.tensor,  # [at least kv_len, kv_heads, dim]
     values: tl.tensor,
     out: tl.tensor,  # [count, heads, dim]
     count: tl.tensor,
-    columns: tl.tensor,
+    kv_len: tl.tensor,
     query_stride: tl.tensor,
     key_stride: tl.tensor,
     out_stride: tl.tensor,
     sharpness: tl.tensor,  # scale of the scores, for powers of two
+    limit: tl.constexpr,
     groups: tl.constexpr,
     dim: tl.constexpr,
     block_q: tl.constexpr,
@@ -57,8 +66,8 @@ def _attention(
     largest = tl.full((block_q,), float("-inf"), dtype=tl.float32)
     weight = tl.zeros((block_q,), dtype=tl.float32)
     total = tl.zeros((block_q, dim), dtype=tl.float32)
-    for low in tl.range(0, columns, block_k, num_stages=stages):
-        real = low + column < columns
+    for low in tl.range(0, kv_len, block_k, num_stages=stages):
+        real = low + column < kv_len
         key = tl.load(key_at + low * key_stride, mask=real[:, None], other=0.0)
         value = tl.load(value_at + low * key_stride, mask=real[:, None], other=0.0)
         score = tl.dot(asked, tl.trans(key)) * sharpness
@@ -71,7 +80,7 @@ def _attention(
         largest = above
     total = total / weight[:, None]
     if out.dtype.element_ty == tl.float16:
-        total = tl.clamp(total, -65504.0, 65504.0)
+        total = tl.clamp(total, -limit, limit)
     tl.store(
         out + row[:, None] * out_stride + head * dim + inner[None, :],
         total.to(out.dtype.element_ty),
@@ -79,7 +88,7 @@ def _attention(
     )
 
 
-def cut_for(count: int) -> Cut:
+def config_for(count: int) -> AttentionConfig:
     return FEW if count <= 64 else MANY
 
 
@@ -87,32 +96,33 @@ def attend_few(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    columns: int,
+    kv_len: int,
     dtype: torch.dtype,
-    cut: Cut | None = None,
+    config: AttentionConfig | None = None,
 ) -> Tensor:
-    """query [n, heads, dim] to the first `columns` of keys and values [.., kv_heads, dim]: [n, heads * dim]. fp16 results
-    of bf16 values are means of them, and so as small as they are; what lies beyond fp16 is cut off."""
+    """query [n, heads, dim] to the first `kv_len` of keys and values [.., kv_heads, dim]: [n, heads * dim]. fp16 results
+    of bf16 values are means of them, and so as small as they are; what lies beyond fp16 is clamped."""
     count, heads, dim = query.shape
-    cut = cut or cut_for(count)
+    config = config or config_for(count)
     out = torch.empty(count, heads * dim, dtype=dtype, device=query.device)
-    _attention[(triton.cdiv(count, cut.queries), heads)](
+    _attention[(triton.cdiv(count, config.queries), heads)](
         query,
         keys,
         values,
         out,
         count,
-        columns,
+        kv_len,
         query.stride(0),
         keys.stride(0),
         out.stride(0),
         math.log2(math.e) / math.sqrt(dim),
+        limit=FP16_LIMIT,
         groups=heads // keys.shape[1],
         dim=dim,
-        block_q=cut.queries,
-        block_k=cut.keys,
-        stages=cut.stages,
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        block_q=config.queries,
+        block_k=config.keys,
+        stages=config.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
     return out

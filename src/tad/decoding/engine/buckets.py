@@ -1,7 +1,7 @@
 """Sizes that steps are rounded up to, so that a few shapes serve every prompt, batch and window.
 
 Each shape of a step is captured once. The sizes grow geometrically: their number is the logarithm of the largest, and
-what rounding adds is bounded. What a size counts decides how fine its steps are: tokens fed cost time from two hundred
+what rounding adds is bounded. What a size counts decides how fine its steps are: tokens cost time from two hundred
 on, where the arithmetic takes longer than reading the weights; below, and elsewhere, coarse steps are free or nearly so.
 """
 
@@ -28,7 +28,7 @@ def stepped(count: int, least: int) -> int:
 
 
 def token_bucket(count: int) -> int:
-    """Tokens fed by a step, over all rows."""
+    """Tokens computed by a step, over all rows."""
     if count <= _FINE_FROM:
         return stepped(count, 32)
     unit = doubled(count, 2 * _FINE_FROM) // 8  # five to eight eighths of a power of two
@@ -36,7 +36,7 @@ def token_bucket(count: int) -> int:
 
 
 def prompt_bucket(count: int) -> int:
-    """Columns for prompts; padding costs attention and memory, but is never fed."""
+    """KV positions for prompts; padding costs attention and memory, but is never computed."""
     return stepped(count, 64)
 
 
@@ -49,28 +49,28 @@ def slot_bucket(count: int) -> int:
 class StepShape:
     """The sizes of one step. Candidates are padded per row for decisions, and packed for the head."""
 
-    tokens: int  # fed, over all rows
+    tokens: int  # computed, over all rows
     window: int  # the widest row's
     candidates: int  # over all rows
     widest: int  # the row's with most candidates
 
     @classmethod
-    def exact(cls, fed: list[int], candidates: list[int], alone: bool = False) -> StepShape:
-        """Just what rows need that feed and may reveal these numbers of positions; `alone` where there is one slot,
+    def exact(cls, queries: list[int], candidates: list[int], alone: bool = False) -> StepShape:
+        """Just what rows need that compute and may reveal these numbers of positions; `alone` where there is one slot,
         so that nothing is packed or padded."""
         if alone:
-            return cls(sum(fed), sum(fed), sum(candidates), sum(candidates))
-        return cls(sum(fed), max(fed), sum(candidates), max(candidates))
+            return cls(sum(queries), sum(queries), sum(candidates), sum(candidates))
+        return cls(sum(queries), max(queries), sum(candidates), max(candidates))
 
     def plural(self, length: int) -> StepShape:
         """Two candidates where there is one: compiled code takes a size of one as its own case."""
         two = min(2, length)
         return replace(self, candidates=max(two, self.candidates), widest=max(two, self.widest))
 
-    def rounded(self, slots: int, columns: int, length: int) -> StepShape:
+    def rounded(self, slots: int, kv_len: int, length: int) -> StepShape:
         """The next shape that others share."""
         tokens, widest = token_bucket(self.tokens), min(doubled(self.widest, 32), length)
         if slots == 1:
             return StepShape(tokens, tokens, widest, widest)
-        window = min(doubled(self.window, 64), columns)
+        window = min(doubled(self.window, 64), kv_len)
         return StepShape(tokens, window, doubled(self.candidates, 32), widest)

@@ -1,14 +1,14 @@
-"""A layer's weights as a step reads them: projections that share their input as one matrix.
+"""A layer's weights as a step reads them: projections that share their input fused to one matrix.
 
-Query, key and value are one product, gate and up another: fewer launches, each large enough to use the whole device.
-The modules' own parameters become views of the joint matrix, so nothing is held twice, and the model works, saves and
-trains as before.
+Query, key and value are one GEMM, gate and up another: fewer launches, each large enough to use the whole device. The
+modules' own parameters become views of the fused matrix, so nothing is held twice, and the model works, saves and trains
+as before. An adapter that is to be switched on and off without merging it is added to a copy of the weights it adapts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,23 +57,26 @@ def rows_of(by: Projection, low: int, high: int) -> Projection:
     return Projection(weight[cut], None if scale is None else scale[cut], None if bias is None else bias[cut])
 
 
-def read_weights(model: MaskedDiffusionModel) -> list[LayerWeights]:
-    """The weights of every layer, joined in place. Raises `UnfitError` where modules are not plain or fp8 linear maps."""
+def read_weights(model: MaskedDiffusionModel, adapter: bool | None = None) -> list[LayerWeights]:
+    """The weights of every layer, fused in place. Raises `UnfitError` where modules are not plain or fp8 linear maps.
+
+    With an `adapter` that is on, the weights it adapts are copies with the adapter added; off, they are the base's.
+    """
     names, found = model.names, []
     with torch.inference_mode(False), torch.no_grad():
         for layer in model.layers():
-            parts = {path: _linear(layer.get_submodule(path), path) for path in layer.projections}
+            parts = {path: layer.get_submodule(path) for path in layer.projections}
             norms = [
                 cast(Tensor, layer.get_submodule(path).weight) for path in (names.attn_norm, names.mlp_norm)
             ]
             found.append(
                 LayerWeights(
                     norms[0].detach(),
-                    _join([parts[path] for path in (names.query, names.key, names.value)]),
-                    _join([parts[names.attn_out]]),
+                    _fuse([parts[path] for path in (names.query, names.key, names.value)], adapter),
+                    _fuse([parts[names.attn_out]], adapter),
                     norms[1].detach(),
-                    _join([parts[path] for path in (names.gate, names.up)]),
-                    _join([parts[names.down]]),
+                    _fuse([parts[path] for path in (names.gate, names.up)], adapter),
+                    _fuse([parts[names.down]], adapter),
                 )
             )
             if model.device.type == "cuda":
@@ -81,7 +84,7 @@ def read_weights(model: MaskedDiffusionModel) -> list[LayerWeights]:
     return found
 
 
-def why_unfit(model: MaskedDiffusionModel) -> str | None:
+def why_unfit(model: MaskedDiffusionModel, adapter: bool | None = None) -> str | None:
     """Why `read_weights` would refuse this model, without touching it; None where it would not."""
     if model.shape.blocks is not None:
         return "its attention is block-causal whatever the schedule"
@@ -92,35 +95,58 @@ def why_unfit(model: MaskedDiffusionModel) -> str | None:
         for layer, path in model.projections():
             if type(layer.attention_op) is not Attention or type(layer.mlp_op) is not SwiGLU:
                 return "its layers are of a kind the engine does not know"
-            _linear(layer.get_submodule(path), path)
+            _linear(layer.get_submodule(path), adapter)
     except UnfitError as reason:
         return str(reason)
     return None
 
 
-def fingerprint(model: MaskedDiffusionModel) -> tuple[int, ...]:
-    """Changes when a weight moves or a module is replaced: what was captured before reads the wrong memory then."""
-    return tuple(
-        weight.data_ptr() for layer in model.layers() for weight in (*layer.parameters(), *layer.buffers())
-    )
+def fingerprint(model: MaskedDiffusionModel, adapter: bool | None = None) -> tuple[int, ...]:
+    """Changes when a weight moves or a module is replaced: what was captured before reads the wrong memory then.
+
+    With an adapter that is on also when a weight is changed in place, since copies do not follow.
+    """
+    weights = [weight for layer in model.layers() for weight in (*layer.parameters(), *layer.buffers())]
+    changes = [weight._version for weight in weights if not weight.is_inference()] if adapter else []
+    return (*(weight.data_ptr() for weight in weights), *changes, id(model.__dict__.get("head")))
 
 
-def _linear(module: nn.Module, path: str) -> nn.Linear | Fp8Linear:
-    if type(module) not in (nn.Linear, Fp8Linear):
-        raise UnfitError(f"{path} is a {type(module).__name__}: an adapter is attached, merge it first")
-    return cast("nn.Linear | Fp8Linear", module)
+def _linear(module: nn.Module, adapter: bool | None) -> nn.Linear | Fp8Linear:
+    """The linear map itself; below an adapter, where one may be attached."""
+    base = getattr(module, "base_layer", None)
+    if base is not None and adapter is None:
+        raise UnfitError("an adapter is attached, merge it first")
+    found = module if base is None else base
+    if type(found) not in (nn.Linear, Fp8Linear) or (base is not None and type(found) is not nn.Linear):
+        raise UnfitError(f"a projection is a {type(found).__name__}, not a plain linear map")
+    return cast("nn.Linear | Fp8Linear", found)
 
 
-def _join(modules: Sequence[nn.Linear | Fp8Linear]) -> Projection:
-    scales = [module.scale for module in modules if isinstance(module, Fp8Linear)]
-    biases = [module.bias for module in modules if module.bias is not None]
-    if len(scales) not in (0, len(modules)) or len(biases) not in (0, len(modules)):
+def _fuse(modules: Sequence[nn.Module], adapter: bool | None) -> Projection:
+    linear = [_linear(module, adapter) for module in modules]
+    scales = [module.scale for module in linear if isinstance(module, Fp8Linear)]
+    biases = [module.bias for module in linear if module.bias is not None]
+    if len(scales) not in (0, len(linear)) or len(biases) not in (0, len(linear)):
         raise UnfitError("projections of one input differ in kind")
-    return Projection(
-        _joint([module.weight for module in modules]),
-        _joint(scales) if scales else None,
-        _joint(biases) if biases else None,
-    )
+    weight = _joint([module.weight for module in linear])
+    deltas = [_delta(module) for module in modules] if adapter else []
+    if any(delta is not None for delta in deltas):
+        weight = weight.clone()
+        low = 0
+        for module, delta in zip(linear, deltas, strict=True):
+            if delta is not None:
+                weight[low : low + len(module.weight)] += delta.to(weight.dtype)
+            low += len(module.weight)
+    return Projection(weight, _joint(scales) if scales else None, _joint(biases) if biases else None)
+
+
+def _delta(module: nn.Module) -> Tensor | None:
+    """What PEFT's active adapters add to a weight [out, in]; None where the module has none."""
+    if not hasattr(module, "base_layer"):
+        return None
+    adapted = cast(Any, module)
+    deltas = [adapted.get_delta_weight(name) for name in adapted.active_adapters if name in adapted.lora_A]
+    return None if not deltas else torch.stack(deltas).sum(0)
 
 
 def _joint(parts: Sequence[Tensor]) -> Tensor:

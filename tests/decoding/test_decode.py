@@ -1,4 +1,4 @@
-"""The loop's own behaviour: counting, callbacks, reads of the host, guidance, end of a row, bad input."""
+"""Decoding by the plain forward: counting, callbacks, reads of the host, guidance, end of a row, bad input."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 from parity_models import tiny, tiny_prompts
 
-from tad.decoding import Decoded, Step, decode, get_decoder
-from tad.decoding.loop import Session
+from tad.decoding import Decoded, Request, Scheduler, Step, decode, get_decoder
 from tad.errors import TadError
 from tad.models import LM
 
@@ -57,8 +56,8 @@ def test_host_reads_one_tensor_per_forward(
 ) -> None:
     # Rows of equal length that never end early, so that none leaves before the last forward.
     decoder = get_decoder(name, lm.family.name, stop="off", block=16).prepared(32, lm.family.logit_shift)
-    session = Session(lm.model, decoder, lm.tokens, lm.family.logit_shift)
-    session.join([prompts[0]] * 2, 32, seeds=[0, 0], names=[0, 1])
+    scheduler = Scheduler(lm, "plain")
+    scheduler.admit([Request(name, prompts[0], 32, decoder) for name in range(2)])
     reads = []
     for read in ("tolist", "item", "__bool__", "__int__", "__float__", "cpu", "numpy", "nonzero"):
         original = getattr(torch.Tensor, read)
@@ -67,7 +66,7 @@ def test_host_reads_one_tensor_per_forward(
         )
     for _ in range(2):
         before = len(reads)
-        session.step()
+        scheduler.step()
         assert len(reads) - before <= 1
 
 
@@ -103,7 +102,7 @@ def test_eager_stop_fills_behind_the_first_end_token_at_once(lm: LM, prompts) ->
         assert not any(eager.steps[end:])
 
 
-def test_mask_token_is_never_proposed(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_token_is_never_sampled(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
     head = lm.model.head
 
     def prefers_mask(hidden: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""Cache policies: which columns of the canvas the next forward is fed, and which keys and values it leaves as they are.
+"""Cache policies: the query range of the next forward, and which keys and values it leaves as they are.
 
-Columns are those of the model's `KVCache`: a fed column is written anew, any other keeps what the last forward that
-fed it wrote. A policy gives one range of columns per row, perhaps with a gap in it. An *opening* forward is one that feeds
-the whole canvas to start a block. None of them is exact except `NoCache` and, under block-causal attention, `BlockCausalCache`.
+KV positions are those of the model's `KVCache`: one in the query range is written anew, any other keeps what the last
+forward that had it wrote. A policy gives one range per row, perhaps with a gap in it. An *opening* forward is one whose
+range is the whole canvas, to start a block. None is exact except `NoCache` and, under block-causal attention,
+`BlockCausalCache`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tad.decoding.table import BlockTable
 
 
 @dataclass
-class Feed:
-    """Columns [start, end) per row without those of the gap, and whether this forward opens a block."""
+class QueryRange:
+    """KV positions [start, end) per row without those of the gap, and whether this forward opens a block."""
 
     start: Tensor  # [rows]
     end: Tensor  # [rows]
     opening: Tensor  # [rows] bool
-    gap: Tensor | None = None  # [rows, 2] first column that is left out, and how many are; None for no row
+    gap: Tensor | None = None  # [rows, 2] first position that is left out, and how many are; None for no row
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class NoCache:
     stores: ClassVar[bool] = False
     needs: ClassVar[str] = "any"
 
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
         none = torch.zeros_like(visible)
-        return Feed(none, prompt + visible, none.bool())
+        return QueryRange(none, prompt_len + visible, none.bool())
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,11 @@ class PrefixCache:
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "sequential"
 
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
         opening = table.forwards_in_block == 0
-        return Feed(torch.where(opening, 0, prompt + table.current * table.size), prompt + visible, opening)
+        return QueryRange(
+            torch.where(opening, 0, prompt_len + table.start_of(table.current)), prompt_len + visible, opening
+        )
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,14 @@ class DualCache:
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "sequential"
 
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
         opening = table.forwards_in_block == 0
-        start = prompt + table.current * table.size
-        return Feed(
+        start = prompt_len + table.start_of(table.current)
+        return QueryRange(
             torch.where(opening, 0, start),
-            torch.where(opening, prompt + visible, start + table.size),
+            torch.where(
+                opening, prompt_len + visible, prompt_len + table.start_of(table.current + 1).minimum(visible)
+            ),
             opening,
         )
 
@@ -71,7 +76,7 @@ class DualCache:
 class DelayedCache:
     """d3LLM: finished leading blocks are frozen `delay` forwards after they were seen finished.
 
-    While a finished block waits, and at every `refresh`-th forward, everything is fed again. `refresh=1` therefore
+    While a finished block waits, and at every `refresh`-th forward, everything is computed again. `refresh=1` therefore
     equals no cache.
     """
 
@@ -80,7 +85,7 @@ class DelayedCache:
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "bidirectional"
 
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
         now = table.forwards + 1  # this forward's number
         frozen = torch.where(now >= self.delay, table.cached.clamp(min=0), table.cached)
         # A block starts to wait when it is finished and all before it are frozen; the prompt is before all.
@@ -92,47 +97,47 @@ class DelayedCache:
         reached = finished & (table.index <= frozen[:, None])
         waiting = (frozen < 0) | (reached & ~ready & (table.index == frozen[:, None])).any(1)
         table.finished_at = torch.where(reached, since, table.finished_at)
-        start = torch.where(table.cached < 0, 0, prompt + table.cached * table.size)
+        start = torch.where(table.cached < 0, 0, prompt_len + table.start_of(table.cached))
         grew = frozen > table.cached
         renew = (waiting | (now % self.refresh == 0)) & ~grew
         if self.refresh == 1:
             renew = torch.ones_like(renew)
         table.cached = frozen
-        return Feed(torch.where(renew, 0, start), prompt + visible, renew & False)
+        return QueryRange(torch.where(renew, 0, start), prompt_len + visible, renew & False)
 
 
 @dataclass(frozen=True)
 class ActiveCache(DelayedCache):
-    """As `DelayedCache`, but to feed everything again means the prompt and the blocks that are neither frozen nor yet to
+    """As `DelayedCache`, but to compute everything again means the prompt and the blocks that are neither frozen nor yet to
     come: frozen blocks stay as they are, and later ones keep the keys and values of the first forward until they
     exist. `refresh=1` equals no cache here too."""
 
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
-        found = super().feed(table, prompt, visible)
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
+        found = super().query_range(table, prompt_len, visible)
         if self.refresh == 1:
             return found
-        exists = prompt + (table.created * table.size).minimum(visible)
-        frozen = torch.where(found.start == 0, table.cached.clamp(min=0) * table.size, 0)
+        exists = prompt_len + table.start_of(table.created).minimum(visible)
+        frozen = torch.where(found.start == 0, table.start_of(table.cached.clamp(min=0)), 0)
         return replace(
             found,
             end=torch.where(table.forwards == 0, found.end, exists),
-            gap=torch.stack((torch.full_like(frozen, prompt), frozen), dim=1),
+            gap=torch.stack((torch.full_like(frozen, prompt_len), frozen), dim=1),
         )
 
 
 @dataclass(frozen=True)
 class BlockCausalCache:
-    """D2F: a finished block that nothing before it can change is fed once more, then frozen for good."""
+    """D2F: a finished block that nothing before it can change is computed once more, then frozen for good."""
 
     stores: ClassVar[bool] = True
     needs: ClassVar[str] = "block-causal"
 
-    def feed(self, table: BlockTable, prompt: int, visible: Tensor) -> Feed:
-        start = torch.where(table.cached < 0, 0, prompt + table.cached * table.size)
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
+        start = torch.where(table.cached < 0, 0, prompt_len + table.start_of(table.cached))
         finished = (table.masks == 0) & (table.index < table.created[:, None])
         leading = finished.long().cumprod(1).sum(1)
         table.cached = leading
-        return Feed(start, prompt + visible, torch.zeros_like(table.ended))
+        return QueryRange(start, prompt_len + visible, torch.zeros_like(table.ended))
 
 
-Cache = NoCache | PrefixCache | DualCache | DelayedCache | ActiveCache | BlockCausalCache
+CachePolicy = NoCache | PrefixCache | DualCache | DelayedCache | ActiveCache | BlockCausalCache

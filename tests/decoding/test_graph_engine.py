@@ -1,36 +1,36 @@
-"""The engine against the loop: the same tokens, steps, forwards and callbacks, through steps that a graph could hold."""
+"""The graph engine against the plain forward: the same tokens, steps, forwards and callbacks, by steps that a graph can hold."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from parity_models import tiny, tiny_prompts
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tad.decoding import DECODERS, Decoded, Step, decode, get_decoder
-from tad.decoding.engine import Engine, engine_for, why_not
-from tad.decoding.engine.slots import Method
-from tad.decoding.engine.step import _SCORES, Stepper, _scorer
-from tad.decoding.proposal import Sampling, propose
+from tad.decoding import DECODERS, Decoded, GraphEngine, Request, Scheduler, Step, decode, get_decoder
+from tad.decoding.engine import engine_for, graph, network, why_not
+from tad.decoding.scheduler import Batch
 from tad.errors import TadError
 from tad.models import LM
 
 FAMILIES = ("llada", "dream")
-_KEPT: dict[str, Engine] = {}
+_KEPT: dict[str, GraphEngine] = {}
 
 
-def kept_engine(lm: LM) -> Engine:
+def kept_engine(lm: LM) -> GraphEngine:
     """One engine per family for all tests of this module: what earlier ones left behind must not matter.
 
-    Sizes are rounded as they are where steps are recorded.
+    Sizes are rounded as they are where steps are captured.
     """
-    return _KEPT.setdefault(lm.source, Engine(lm.model, bucketed=True))
+    return _KEPT.setdefault(lm.source, GraphEngine(lm.model, bucketed=True))
 
 
 def assert_same(found: list[Decoded], wanted: list[Decoded]) -> None:
@@ -42,7 +42,7 @@ def assert_same(found: list[Decoded], wanted: list[Decoded]) -> None:
 
 
 @pytest.mark.parametrize("name", list(DECODERS))
-def test_every_named_decoder_gives_the_tokens_of_the_loop(
+def test_every_named_decoder_gives_the_tokens_of_the_plain_forward(
     lm: LM, prompts: list[list[int]], name: str
 ) -> None:
     some = prompts[2:7]  # of five lengths
@@ -57,9 +57,9 @@ def test_outputs_that_are_not_numbers_end_the_decoding(prompts: list[list[int]],
     with torch.no_grad():
         lm.model.layers()[0].part(lm.model.names.query).weight[0, 0] = float("nan")
     with pytest.raises(TadError, match="not numbers"):
-        decode(lm, prompts[:3], name, 32, batch_size=2, engine=Engine(lm.model))
+        decode(lm, prompts[:3], name, 32, batch_size=2, engine=GraphEngine(lm.model))
     lm = copy.deepcopy(tiny("llada"))
-    assert decode(lm, prompts[:1], name, 32, engine=Engine(lm.model))[0].forwards <= 32
+    assert decode(lm, prompts[:1], name, 32, engine=GraphEngine(lm.model))[0].forwards <= 32
 
 
 def test_callers_in_several_threads_get_what_each_would_get_alone(lm: LM, prompts: list[list[int]]) -> None:
@@ -79,7 +79,7 @@ def test_callers_in_several_threads_get_what_each_would_get_alone(lm: LM, prompt
 def test_sizes_as_they_are_give_the_same(lm: LM, prompts: list[list[int]], name: str, slots: int) -> None:
     some = prompts[3:7]
     plain = decode(lm, some, name, 32, block=16, engine="plain")
-    assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=Engine(lm.model)), plain)
+    assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=GraphEngine(lm.model)), plain)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_parameters_mean_the_same(lm: LM, prompts: list[list[int]], settings: di
 
 
 @pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual"])
-def test_callbacks_report_what_the_loop_reports(lm: LM, prompts: list[list[int]], name: str) -> None:
+def test_callbacks_report_what_the_plain_forward_reports(lm: LM, prompts: list[list[int]], name: str) -> None:
     reports: list[list[Step]] = []
     for engine in ("plain", kept_engine(lm)):
         steps: list[Step] = []
-        for prompt in prompts[4:6]:  # alone: the loop counts a batch's padding as fed, the engine feeds none
+        for prompt in prompts[4:6]:
             decode(lm, [prompt], name, 64, stop="eager", on_step=steps.append, engine=engine)
         reports.append(steps)
     assert len(reports[0]) == len(reports[1])
@@ -137,14 +137,14 @@ def test_callbacks_report_what_the_loop_reports(lm: LM, prompts: list[list[int]]
 
 
 @pytest.mark.parametrize("name", ["tad-cached", "d3llm-cached", "fast-dllm-dual"])
-def test_rows_of_different_lengths_are_fed_the_same_by_both(
+def test_rows_of_different_lengths_compute_the_same_positions_by_both(
     lm: LM, prompts: list[list[int]], name: str
 ) -> None:
     told = []
     for engine in ("plain", kept_engine(lm)):
         steps: list[Step] = []
         decode(lm, prompts[2:7], name, 64, batch_size=3, on_step=steps.append, engine=engine)
-        told.append({(step.row, step.forward): step.fed for step in steps})
+        told.append({(step.row, step.forward): step.queries for step in steps})
     assert told[0] == told[1]
 
 
@@ -160,7 +160,7 @@ def test_callbacks_name_rows_by_their_place_among_the_prompts(lm: LM, prompts: l
 
 
 class NothingFromTheHost(TorchDispatchMode):
-    """Refuses what a CUDA graph cannot record: reads by the host, tensors from it, sizes that depend on values."""
+    """Refuses what a CUDA graph cannot capture: reads by the host, tensors from it, sizes that depend on values."""
 
     FORBIDDEN = (
         "_local_scalar_dense",
@@ -176,7 +176,7 @@ class NothingFromTheHost(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function).removeprefix("aten.")
-        assert not name.startswith(self.FORBIDDEN), f"{name} cannot be recorded"
+        assert not name.startswith(self.FORBIDDEN), f"{name} cannot be captured"
         if name.startswith(("index.", "index_put")):
             assert all(index is None or index.dtype != torch.bool for index in args[1]), (
                 "indexing by a mask reads it"
@@ -188,18 +188,20 @@ class NothingFromTheHost(TorchDispatchMode):
 def test_a_step_asks_nothing_of_the_host(
     lm: LM, prompts: list[list[int]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Stepper.step
+    step = graph.step
 
-    def watched(self: Stepper, *sizes: Any) -> None:
+    def watched(*arguments: Any) -> None:
         # Outside inference mode, where composite operations show what they are made of.
         with torch.inference_mode(False), torch.no_grad(), NothingFromTheHost():
-            step(self, *sizes)
+            step(*arguments)
 
-    monkeypatch.setattr(Stepper, "step", watched)
-    decoder = get_decoder(name, lm.family.name, temperature=0.5 if name == "fast-dllm" else 0.0, block=16)
-    decoder = decoder.prepared(32, lm.family.logit_shift)
-    unguarded = Engine.decode.__wrapped__  # type: ignore[attr-defined]
-    unguarded(Engine(lm.model), prompts[4:7], decoder, 32, lm.tokens, lm.family.logit_shift, [0] * 3, 2)
+    monkeypatch.setattr(graph, "step", watched)
+    settings = {"temperature": 0.5 if name == "fast-dllm" else 0.0, "block": 16}
+    for function in (Batch.admit, Batch.step):
+        monkeypatch.setattr(Batch, function.__name__, function.__wrapped__)
+    for function in (GraphEngine.acquire, GraphEngine.release):
+        monkeypatch.setattr(GraphEngine, function.__name__, function.__wrapped__)
+    decode(lm, prompts[4:7], name, 32, batch_size=2, engine=GraphEngine(lm.model), **settings)
 
 
 def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +211,9 @@ def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pyt
         monkeypatch.setattr(
             torch.Tensor, read, lambda self, *a, _f=original, _n=read: events.append(_n) or _f(self, *a)
         )
-    step = Stepper.step
-    monkeypatch.setattr(Stepper, "step", lambda self, *a: events.append("step") or step(self, *a))
-    monkeypatch.setattr(engine.recorder, "steps", type(engine.recorder.steps)())
+    step = graph.step
+    monkeypatch.setattr(graph, "step", lambda *a: events.append("step") or step(*a))
+    engine.graphs.drop(lambda _: True)
     decode(lm, [prompts[0]] * 2, "tad-cached", 32, stop="off", engine=engine)
     while "step" in events:
         events = events[events.index("step") + 1 :]
@@ -220,39 +222,37 @@ def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pyt
 
 
 def test_buffers_stay_where_they_are(lm: LM, prompts: list[list[int]]) -> None:
-    engine = Engine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model, bucketed=True)
     decode(lm, prompts, "tad-cached", 32, batch_size=3, engine=engine)
-    (stepper,) = engine.sets.values()
-    places = [tensor.data_ptr() for tensor in stepper.slots.tensors()]
+    (forward,) = engine.forwards.values()
+    places = [tensor.data_ptr() for tensor in forward.state.tensors()]
     decode(lm, prompts[::-1], "tad-cached", 32, batch_size=3, engine=engine)
-    assert list(engine.sets.values()) == [stepper]
-    assert [tensor.data_ptr() for tensor in stepper.slots.tensors()] == places
+    assert list(engine.forwards.values()) == [forward]
+    assert [tensor.data_ptr() for tensor in forward.state.tensors()] == places
 
 
 def test_what_earlier_rows_left_in_the_buffers_does_not_matter(lm: LM, prompts: list[list[int]]) -> None:
-    engine = Engine(lm.model)
+    engine = GraphEngine(lm.model)
     wanted = decode(lm, prompts[5:6], "tad-cached", 32, engine=engine)
     with torch.inference_mode():
-        for arena in engine.arenas.values():
-            for tensor in (*arena.keys, *arena.values, *([] if arena.outputs is None else [arena.outputs])):
-                tensor.fill_(37.0)
+        for tensor in (tensor for pool in engine.pools[True] for tensor in pool.tensors()):
+            tensor.fill_(37.0)
     assert_same(decode(lm, prompts[5:6], "tad-cached", 32, engine=engine), wanted)
 
 
 def test_fifty_lengths_need_few_shapes(lm: LM) -> None:
-    engine = Engine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model, bucketed=True)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(8, 400, (50,), generator=generator).tolist()
     for length in lengths:
         decode(lm, [[5] * length], "tad-cached", 32, block=16, engine=engine)
-    shapes = {(key[0].prompt, key[3]) for key in engine.recorder.steps}
-    assert len({prompt for prompt, _ in shapes}) <= 6
-    assert engine.recorder.made <= 30  # and 50 lengths would need 150 if each had its own
+    assert len({spec.prompt_len for spec, _, _ in engine.forwards}) <= 6
+    assert engine.graphs.made <= 30  # and 50 lengths would need 150 if each had its own
 
 
 def test_two_hundred_generations_add_nothing() -> None:
     lm, prompts = tiny("dream"), tiny_prompts("dream")  # the family whose outputs are kept too
-    engine = Engine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model, bucketed=True)
 
     def generate(number: int) -> None:
         size = 1 + number % 3
@@ -260,27 +260,27 @@ def test_two_hundred_generations_add_nothing() -> None:
 
     for number in range(15):
         generate(number)
-    held = (engine.nbytes, len(engine.sets), engine.recorder.made)
+    held = (engine.nbytes, len(engine.forwards), engine.graphs.made)
     for number in range(15, 200):
         generate(number)
-    assert (engine.nbytes, len(engine.sets), engine.recorder.made) == held
+    assert (engine.nbytes, len(engine.forwards), engine.graphs.made) == held
 
 
-def test_recorded_steps_and_sets_beyond_the_limit_are_forgotten(
+def test_graphs_and_forwards_beyond_the_limit_are_dropped(
     lm: LM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tad.decoding.engine.engine.MAX_SETS", 2)
-    engine = Engine(lm.model)
-    engine.recorder.limit = 3
+    monkeypatch.setattr("tad.decoding.engine.graph.MAX_FORWARDS", 2)
+    engine = GraphEngine(lm.model)
+    engine.graphs.limit = 3
     for threshold in (0.1, 0.2, 0.3, 0.4):
         for row in decode(lm, prompts[:2], "tad", 16, block=8, threshold=threshold, engine=engine):
             assert lm.tokens.mask not in row.tokens
-    assert len(engine.sets) == 2
-    assert len(engine.recorder.steps) <= 3
+    assert len(engine.forwards) == 2
+    assert len(engine.graphs.graphs) <= 3
 
 
-def test_auto_is_the_loop_without_cuda(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "decode", lambda *_: pytest.fail("the engine ran"))
+def test_auto_is_the_plain_forward_without_cuda(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphEngine, "acquire", lambda *_: pytest.fail("the graph engine ran"))
     decode(lm, prompts[:1], "tad", 16, block=8)
 
 
@@ -297,7 +297,7 @@ def test_the_engine_of_a_model_is_found_again_until_its_weights_move(lm: LM) -> 
     assert engine_for(model) is not engine
 
 
-def test_what_the_engine_does_not_serve_is_refused_or_left_to_the_loop(lm: LM, prompts) -> None:
+def test_what_the_graph_engine_does_not_serve_is_refused_by_name(lm: LM, prompts) -> None:
     for settings in ({"cfg": 1.0}, {"rule": "credit"}):
         decoder = get_decoder("fast-dllm", lm.family.name, **settings)
         assert why_not(lm.model, decoder)
@@ -320,13 +320,13 @@ def test_an_empty_list_of_prompts_gives_an_empty_list(family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True], ids=["layers", "layers and decisions"])
-def test_compiled_steps_give_the_tokens_of_the_loop_and_compile_once_for_all_sizes(
+def test_compiled_steps_give_the_tokens_of_the_plain_forward_and_compile_once_for_all_sizes(
     lm: LM, prompts: list[list[int]], fused: bool
 ) -> None:
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
-    engine = Engine(lm.model, compiled=True, fused=fused)
+    engine = GraphEngine(lm.model, compiled=True, fused=fused)
     made = []
     for slots in (1, 3, 8):
         for gen_length, some in ((64, prompts), (64, prompts[::-1][:6])):
@@ -343,7 +343,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is compiled is traced and guarded as ever, but no code is made: that takes most of the time."""
     compiling = torch.compile
 
-    def trace(function: Any, fullgraph: bool, dynamic: bool | None, mode: str | None) -> Any:
+    def trace(function: Any, fullgraph: bool, dynamic: bool | None) -> Any:
         return compiling(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
 
     monkeypatch.setattr(torch, "compile", trace)
@@ -373,7 +373,7 @@ def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
     from torch._dynamo.utils import counters
 
     lm, text = tiny("llada"), tiny_prompts("llada")[0]
-    engine = Engine(lm.model, compiled=True, fused=True, bucketed=True)
+    engine = GraphEngine(lm.model, compiled=True, fused=True, bucketed=True)
     made = set()
     for one in settings:
         for length in (9, 70, 130):  # columns for 64, 96 and 192
@@ -384,25 +384,121 @@ def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
     assert len(made) == 1, f"compiled anew: {sorted(made)} graphs"
 
 
-@pytest.mark.parametrize("vocab", [48, 50])
-def test_no_positions_have_no_proposals(vocab: int) -> None:
-    none = torch.zeros(0, dtype=torch.int64)
-    found = propose(torch.zeros(0, vocab), Sampling(), 3, (1,), none, none, none)
-    assert [getattr(found, name).shape for name in _SCORES] == [(0,)] * len(_SCORES)
+@pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual"])
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("bucketed", [True, False])
+def test_own_attention_serves_single_rows_that_fill_their_room(
+    lm: LM,
+    prompts: list[list[int]],
+    name: str,
+    slots: int,
+    bucketed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def attend_few(query: Tensor, keys: Tensor, values: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
+        calls.append(len(query))
+        asked, *seen = (part.transpose(0, 1)[None] for part in (query, keys[:kv_len], values[:kv_len]))
+        out = F.scaled_dot_product_attention(asked, *seen, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1).to(dtype)
+
+    monkeypatch.setattr(network, "_attend_few", attend_few)
+    engine = GraphEngine(lm.model, bucketed=bucketed)
+    engine.network.attends_few = True
+    some = [*prompts[3:7], (prompts[3] * 64)[:64]]
+    plain = [decode(lm, [prompt], name, 32, block=16, engine="plain")[0] for prompt in some]
+    if slots == 1:
+        found = [decode(lm, [prompt], name, 32, block=16, engine=engine)[0] for prompt in some]
+        assert calls
+    else:
+        found = decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine)
+        assert not calls
+    assert_same(found, plain)
+    assert all(count <= network.MAX_QUERIES for count in calls)
 
 
-def test_sampled_scores_are_those_of_the_loop_where_scores_are_compiled(lm: LM) -> None:
-    sampling = Sampling(temperature=0.7)
-    decoder = replace(get_decoder("fast-dllm", lm.family.name), sampling=sampling).prepared(64, 0)
-    score = _scorer(Method(decoder, lm.tokens, 0, 32, 64), compiled=True)
-    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    where = [torch.arange(low, low + 5) for low in (0, 7, 3)]
-    wanted = propose(logits, sampling, lm.tokens.mask, lm.tokens.ends, *where)
-    for found, name in zip(score(logits, *where), _SCORES, strict=True):
-        torch.testing.assert_close(found, getattr(wanted, name))
+@pytest.mark.parametrize("slots", [1, 4])
+def test_rows_that_join_late_leave_early_and_have_other_lengths_decode_as_alone(
+    lm: LM, prompts: list[list[int]], slots: int
+) -> None:
+    engine = kept_engine(lm)
+    decoder = get_decoder("tad-cached", lm.family.name, block=8).prepared(16, lm.family.logit_shift)
+    scheduler = Scheduler(lm, engine)
+    requests = [
+        Request(name, prompt, 16 * (1 + name % 3), decoder, seed=name)
+        for name, prompt in enumerate(prompts[: 2 * slots])
+    ]
+    done: dict[int, Decoded] = {}
+    for request in requests:  # grows from one slot to more, with rows on their way
+        scheduler.admit([request])
+        done |= scheduler.step()
+    gone = next(iter(set(range(len(requests))) - set(done)))
+    scheduler.drop([gone])
+    while len(scheduler):
+        done |= scheduler.step()
+    for request in requests:
+        if request.name != gone:
+            alone = decode(lm, [request.prompt], decoder, request.length, engine="plain")
+            assert_same([done[request.name]], alone)
+    assert not engine._in_use
 
 
-def test_prompts_of_the_parity_set_have_many_lengths() -> None:
-    """What the tests above stand on."""
-    for family in FAMILIES:
-        assert len({len(prompt) for prompt in tiny_prompts(family)}) >= 6
+def test_batches_that_take_turns_do_not_share_keys(lm: LM, prompts: list[list[int]]) -> None:
+    engine = kept_engine(lm)
+    scheduler, requests = Scheduler(lm, engine), []
+    for name, decoder in enumerate(("tad-cached", "fast-dllm-dual", "d3llm-cached", "tad-cached")):
+        prepared = get_decoder(decoder, lm.family.name, block=8).prepared(32, lm.family.logit_shift)
+        requests.append(Request(name, prompts[name], 32, prepared))
+    scheduler.admit(requests)
+    assert len(scheduler.batches) == 3
+    done: dict[int, Decoded] = {}
+    while len(scheduler):
+        done |= scheduler.step()
+    for request in requests:
+        assert_same([done[request.name]], decode(lm, [request.prompt], request.decoder, 32, engine="plain"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_and_its_base_have_weights_of_their_own(family: str) -> None:
+    lm, prompts = copy.deepcopy(tiny(family)), tiny_prompts(family)[:3]
+    lm.attach(rank=2)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+    decoder = get_decoder("tad-cached", family, block=8).prepared(32, lm.family.logit_shift)
+
+    def answers(engine: Any, adapter: bool) -> list[Decoded]:
+        scheduler = Scheduler(lm, engine, slots=2, merges=True)
+        requests = [Request(n, prompt, 32, decoder, adapter=adapter) for n, prompt in enumerate(prompts)]
+        found = scheduler.run(requests)
+        return [found[number] for number in range(len(prompts))]
+
+    found = {adapter: answers("graph", adapter) for adapter in (True, False)}
+    for adapter, rows in found.items():
+        assert_same(rows, answers("plain", adapter))
+    assert [row.tokens for row in found[True]] != [row.tokens for row in found[False]]
+    with torch.no_grad():  # training goes on: a merged copy would be stale
+        for name, weight in lm.model.named_parameters():
+            if "lora_B" in name:
+                weight.mul_(-1)
+    assert_same(answers("graph", True), answers("plain", True))
+
+
+def test_keys_that_are_not_numbers_do_not_reach_the_next_rows(prompts: list[list[int]]) -> None:
+    lm = copy.deepcopy(tiny("llada"))
+    engine, weight = (
+        GraphEngine(lm.model, bucketed=True),
+        lm.model.layers()[0].part(lm.model.names.key).weight,
+    )
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    with pytest.raises(TadError, match="nan"):
+        decode(lm, prompts[6:8], "tad-cached", 32, engine=engine)
+    with torch.no_grad():
+        weight.copy_(before)
+    plain = decode(lm, prompts[:2], "tad-cached", 32, engine="plain")
+    assert_same(decode(lm, prompts[:2], "tad-cached", 32, engine=engine), plain)

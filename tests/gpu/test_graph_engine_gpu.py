@@ -1,5 +1,5 @@
-"""The engine on a GPU, compiled and recorded: the tokens of the loop in fp32, few graphs, no growth, fp8, packed attention,
-products in parts."""
+"""The graph engine on a GPU, compiled and captured: the tokens of the plain forward in fp32, few graphs, no growth, rows that
+join, adapters, fp8, split-K GEMMs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "decoding"))
 from parity_models import tiny, tiny_prompts
 
-from tad.decoding import DECODERS, Decoded, Engine, decode, get_decoder
-from tad.decoding.engine import engine_for, network, products, residual, tuning, why_not
-from tad.decoding.engine.network import attend_packed
-from tad.decoding.engine.turning import turn_and_write
+from tad.decoding import DECODERS, Decoded, GraphEngine, Request, Scheduler, decode, get_decoder
+from tad.decoding.engine import add_norm, autotune, engine_for, gemm, network, why_not
+from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
 from tad.models.quantize import quantize_fp8, to_fp8
+from tad.trajectories.rollout import RolloutConfig, roll_out
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,10 +50,10 @@ def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> LM:
 
 
 @cache
-def kept_engine(family: str, fused: bool = False) -> Engine:
+def kept_engine(family: str, fused: bool = False) -> GraphEngine:
     """One for all tests: what earlier ones recorded and left in the buffers must not matter. Compiled decisions are the
     default of engines and not of these tests, since that takes seconds for each decoder."""
-    return Engine(on_gpu(family).model, fused=fused)
+    return GraphEngine(on_gpu(family).model, fused=fused)
 
 
 def first_difference(found: list[Decoded], wanted: list[Decoded]) -> str | None:
@@ -84,13 +84,15 @@ def share_of_same_tokens(found: list[Decoded], wanted: list[Decoded]) -> float:
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", list(DECODERS))
-def test_every_decoder_it_serves_gives_the_tokens_of_the_loop(family: str, name: str, fused: bool) -> None:
+def test_every_decoder_it_serves_gives_the_tokens_of_the_plain_forward(
+    family: str, name: str, fused: bool
+) -> None:
     lm, prompts = on_gpu(family), tiny_prompts(family)[2:7]  # of five lengths
     if why_not(lm.model, get_decoder(name, family)) is not None:
-        pytest.skip("left to the loop")
+        pytest.skip("left to the plain forward")
     engine = kept_engine(family, fused)
     assert engine.compiled
-    assert engine.recorder.capture
+    assert engine.graphs.capture
     plain = decode(lm, prompts, name, 64, engine="plain")
     for slots in (1, 3, 5):
         found = decode(lm, prompts, name, 64, batch_size=slots, engine=engine)
@@ -100,12 +102,12 @@ def test_every_decoder_it_serves_gives_the_tokens_of_the_loop(family: str, name:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_replayed_decode_records_nothing_and_gives_the_same(family: str) -> None:
+def test_a_replayed_decode_captures_nothing_and_gives_the_same(family: str) -> None:
     lm, prompts, engine = on_gpu(family), tiny_prompts(family)[:5], kept_engine(family)
     first = decode(lm, prompts, "tad-cached", 64, batch_size=2, engine=engine)
-    made = engine.recorder.made
+    made = engine.graphs.made
     again = decode(lm, prompts, "tad-cached", 64, batch_size=2, engine=engine)
-    assert engine.recorder.made == made
+    assert engine.graphs.made == made
     assert first_difference(again, first) is None
 
 
@@ -115,10 +117,10 @@ def test_the_gpu_decodes_as_the_cpu_does() -> None:
     assert first_difference(decode(on_gpu("llada"), prompts, "tad", 64, engine="graph"), wanted) is None
 
 
-def test_larger_buffers_void_what_was_recorded_on_smaller_ones() -> None:
+def test_larger_buffers_void_what_was_captured_on_smaller_ones() -> None:
     """The last graph of a pool goes with them, and the pool; recording goes on."""
     lm, prompts = on_gpu("dream"), tiny_prompts("dream")[:6]
-    engine = Engine(lm.model)
+    engine = GraphEngine(lm.model)
     for some in (prompts[:1], prompts * 3, prompts[:1]):
         plain = decode(lm, some, "tad-cached", 64, engine="plain")
         assert first_difference(decode(lm, some, "tad-cached", 64, engine=engine), plain) is None
@@ -126,17 +128,17 @@ def test_larger_buffers_void_what_was_recorded_on_smaller_ones() -> None:
 
 def test_fifty_prompt_lengths_need_few_graphs() -> None:
     lm = on_gpu("llada")
-    engine = Engine(lm.model)
+    engine = GraphEngine(lm.model)
     lengths = torch.randint(8, 400, (50,), generator=torch.Generator().manual_seed(0)).tolist()
     for length in lengths:
         decode(lm, [[5] * length], "tad-cached", 32, block=16, engine=engine)
-    assert engine.recorder.made <= 30
-    assert len(engine.recorder.steps) == engine.recorder.made
+    assert engine.graphs.made <= 30
+    assert len(engine.graphs.graphs) == engine.graphs.made
 
 
 def test_two_hundred_generations_add_no_memory() -> None:
     lm, prompts = on_gpu("dream"), tiny_prompts("dream")
-    engine = Engine(lm.model)
+    engine = GraphEngine(lm.model)
 
     def generate(number: int) -> None:
         size = 1 + number % 3
@@ -145,7 +147,7 @@ def test_two_hundred_generations_add_no_memory() -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()
         torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved(), engine.nbytes, engine.recorder.made
+        return torch.cuda.memory_reserved(), engine.nbytes, engine.graphs.made
 
     for number in range(30):
         generate(number)
@@ -167,7 +169,7 @@ def test_replaced_weights_get_a_new_engine() -> None:
     assert first_difference(found, decode(lm, prompts, "tad", 32, engine="plain")) is None
 
 
-def test_sampled_tokens_are_those_of_the_loop() -> None:
+def test_sampled_tokens_are_those_of_the_plain_forward() -> None:
     lm, prompts = on_gpu("llada"), tiny_prompts("llada")[:3]
     settings = {"temperature": 0.7, "gen_length": 32, "seed": [3, 1, 4]}
     plain = decode(lm, prompts, "fast-dllm", engine="plain", **settings)
@@ -175,7 +177,7 @@ def test_sampled_tokens_are_those_of_the_loop() -> None:
     assert first_difference(found, plain) is None
 
 
-def test_fp8_weights_decode_nearly_as_the_loop_decodes_them() -> None:
+def test_fp8_weights_decode_nearly_as_the_plain_forward_decodes_them() -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8 units")
     lm = copy.deepcopy(on_gpu("llada", torch.bfloat16))
@@ -211,31 +213,9 @@ def by_definition(
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("heads", [(8, 8), (14, 2)])
-def test_packed_attention_is_what_it_says_and_can_be_recorded(heads: tuple[int, int]) -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
-    columns, pads, asked = 80, [0, 13, 5], [64, 0, 7]
-    draw = [torch.randn(n, h, 128, generator=generator, device="cuda").bfloat16() for n, h in ((96, heads[0]), (3 * 81, heads[1]), (3 * 81, heads[1]))]  # fmt: skip
-    bounds = torch.tensor([0, 64, 64, 71], dtype=torch.int32, device="cuda")
-    starts = torch.tensor([0, 81 + 13, 162 + 5, 243], dtype=torch.int32, device="cuda")
-    counts = torch.tensor([columns - pad for pad in pads], dtype=torch.int32, device="cuda")
-    with torch.inference_mode():
-        attend_packed(*draw, bounds, starts, counts, 64, columns)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = attend_packed(*draw, bounds, starts, counts, 64, columns)
-        graph.replay()
-        spans = [(0, 64, 0, 80), (64, 71, 167, 75)]
-        wanted = by_definition(*draw, spans)
-    assert sum(asked) == len(wanted)
-    assert ((out[:71].float() - wanted).norm() / wanted.norm()).item() < 1e-2
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["usual", "packed"])
-def test_bf16_gives_nearly_the_tokens_of_the_loop(packed: bool) -> None:
+def test_bf16_gives_nearly_the_tokens_of_the_plain_forward() -> None:
     lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
-    engine = Engine(lm.model, packed=packed, compiled=False)
+    engine = GraphEngine(lm.model, compiled=False)
     plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
     for slots in (1, 3):
         found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
@@ -248,7 +228,7 @@ def test_other_thresholds_and_prompts_compile_and_bring_nothing_new(slots: int) 
     from torch._dynamo.utils import counters
 
     lm, text = on_gpu("llada"), tiny_prompts("llada")[0]
-    engine, made = Engine(lm.model), set()
+    engine, made = GraphEngine(lm.model), set()
     assert engine.fused
     for threshold in (0.5, 0.1, 0.9):
         for length in (9, 70, 130):
@@ -261,7 +241,7 @@ def test_other_thresholds_and_prompts_compile_and_bring_nothing_new(slots: int) 
 
 
 # Outputs and inputs of the projections of LLaDA-8B and Dream-7B, and an odd number of outputs.
-PRODUCTS = [(12288, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (4608, 3584), (512, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (1000, 4096)]  # fmt: skip
+GEMMS = [(12288, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (4608, 3584), (512, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (1000, 4096)]  # fmt: skip
 
 
 def draw_projection(n: int, k: int, biased: bool) -> tuple[Projection, Tensor]:
@@ -276,63 +256,66 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return ((found.float() - wanted).norm() / wanted.norm()).item()
 
 
-@pytest.mark.parametrize("shape", PRODUCTS, ids=str)
+@pytest.mark.parametrize("shape", GEMMS, ids=str)
 @torch.inference_mode()
-def test_products_in_parts_are_the_products(shape: tuple[int, int]) -> None:
+def test_split_k_gemms_are_gemms(shape: tuple[int, int]) -> None:
     by, wide = draw_projection(*shape, biased=shape[1] == 3584)
     for rows in (1, 17, 32, 64):
         x = torch.randn(rows, shape[1], device="cuda").bfloat16()
         wanted = x.float() @ wide.T + (0 if by.bias is None else by.bias.float())
-        for split in {1, 3, products.usual_split(by.weight)}:
-            found = products.split_project(split, torch.bfloat16)(x, by)
+        for split in {1, 3, gemm.usual_split(by.weight)}:
+            found = gemm.split_k_project(split, torch.bfloat16)(x, by)
             assert found.dtype == torch.bfloat16
             assert relative_error(found, wanted) < 4e-3, (
-                f"{rows} rows in {split} parts"
+                f"{rows} rows in {split} splits"
             )  # bf16 rounds to 2e-3
 
 
 @pytest.mark.parametrize("rows", [32, 50])
-@pytest.mark.parametrize("tiling", products.TILINGS, ids=str)
+@pytest.mark.parametrize("config", gemm.CONFIGS, ids=str)
 @torch.inference_mode()
-def test_every_tiling_gives_the_product(tiling: products.Tiling, rows: int) -> None:
+def test_every_config_gives_the_gemm(config: gemm.KernelConfig, rows: int) -> None:
     by, wide = draw_projection(1000, 1024, biased=False)
     x = torch.randn(rows, 1024, device="cuda").half()
-    parts = products.product_parts(x, by.weight, by.scale, torch.bfloat16, tiling._replace(split=3))
-    assert parts.shape == (3, rows, 1000)
-    assert relative_error(parts.sum(0), x.float() @ wide.T) < 1e-4
+    partials = gemm.gemm_partials(x, by.weight, by.scale, torch.bfloat16, config._replace(split=3))
+    assert partials.shape == (3, rows, 1000)
+    assert relative_error(partials.sum(0), x.float() @ wide.T) < 1e-4
 
 
 @pytest.mark.parametrize("width", [4096, 3584])
 @pytest.mark.parametrize("split", [1, 8])
 @torch.inference_mode()
-def test_the_sum_of_parts_and_its_norm_are_those_of_the_layers(width: int, split: int) -> None:
-    x, parts = torch.randn(33, width, device="cuda").bfloat16(), torch.randn(split, 33, width, device="cuda")
+def test_add_norm_of_partials_is_that_of_the_layers(width: int, split: int) -> None:
+    x, partials = (
+        torch.randn(33, width, device="cuda").bfloat16(),
+        torch.randn(split, 33, width, device="cuda"),
+    )
     weight = torch.randn(width, device="cuda").bfloat16()
-    parts = parts.bfloat16() if split == 1 else parts
-    wanted = residual.add(x, parts.float().sum(0).bfloat16())
+    partials = partials.bfloat16() if split == 1 else partials
+    wanted = add_norm.add(x, partials.float().sum(0).bfloat16())
     for dtype in (torch.bfloat16, torch.float16):
-        summed, normed = residual.sum_and_norm(x, parts, weight, 1e-5, dtype)
+        summed, normed = add_norm.add_norm(x, partials, weight, 1e-5, dtype)
         assert normed.dtype == dtype
         assert relative_error(summed, wanted.float()) < 1e-4
-        assert relative_error(normed, residual.norm(summed, weight, 1e-5).float()) < 1e-3
+        assert relative_error(normed, add_norm.rms_norm(summed, weight, 1e-5).float()) < 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("split", [1, 3])
 @torch.inference_mode()
-def test_turned_queries_and_written_keys_are_those_of_the_layers(family: str, split: int) -> None:
+def test_rotated_queries_and_written_keys_are_those_of_the_layers(family: str, split: int) -> None:
     shape = on_gpu(family).model.shape
     own, theirs, dim = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.head_dim
-    parts = torch.randn(split, 21, own + 2 * theirs, device="cuda")
-    parts = parts.bfloat16() if split == 1 else parts
+    partials = torch.randn(split, 21, own + 2 * theirs, device="cuda")
+    partials = partials.bfloat16() if split == 1 else partials
     bias = torch.randn(own + 2 * theirs, device="cuda").bfloat16() if shape.qkv_bias else None
     cos, sin = torch.randn(2, 21, 1, dim, device="cuda")
-    place = torch.randperm(40, device="cuda")[:21]
+    kv_index = torch.randperm(40, device="cuda")[:21]
     results = []
     for on in ("cuda", "cpu"):
         keys, values = torch.zeros(2, 40, shape.kv_heads, dim, device=on).bfloat16()
-        given = [None if part is None else part.to(on) for part in (parts, bias, cos, sin, place)]
-        results.append((turn_and_write(*given, keys, values, shape), keys, values))
+        given = [None if part is None else part.to(on) for part in (partials, bias, cos, sin, kv_index)]
+        results.append((apply_rope_and_write(*given, keys, values, shape), keys, values))
     for found, wanted in zip(*results, strict=True):
         assert relative_error(found.cpu(), wanted.float()) < 1e-4
 
@@ -343,18 +326,18 @@ def test_fp8_weights_are_widened_exactly() -> None:
     codes[[127, 255]] = 0  # not numbers
     weight = codes.view(torch.float8_e4m3fn)[:, None].expand(256, 64).contiguous()
     scale, x = torch.ones(256, device="cuda"), torch.eye(64, device="cuda").half()
-    for tiling in products.TILINGS:
-        if tiling.block_k == 64:
-            parts = products.product_parts(x, weight, scale, torch.bfloat16, tiling)
-            assert torch.equal(parts[0], weight.bfloat16().T)
+    for config in gemm.CONFIGS:
+        if config.block_k == 64:
+            partials = gemm.gemm_partials(x, weight, scale, torch.bfloat16, config)
+            assert torch.equal(partials[0], weight.bfloat16().T)
 
 
 @torch.inference_mode()
-def test_products_can_be_recorded_and_repeat_exactly() -> None:
+def test_split_k_gemms_can_be_captured_and_repeat_exactly() -> None:
     by, _ = draw_projection(4096, 4096, biased=False)
     x, project = (
         torch.randn(64, 4096, device="cuda").bfloat16(),
-        products.split_project(4, torch.bfloat16),
+        gemm.split_k_project(4, torch.bfloat16),
     )
     wanted = project(x, by)
     torch.cuda.synchronize()
@@ -368,26 +351,26 @@ def test_products_can_be_recorded_and_repeat_exactly() -> None:
 
 
 @torch.inference_mode()
-def test_trials_find_a_tiling_and_say_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "chosen", {})
-    monkeypatch.setattr(tuning, "_SPLITS", {})
+def test_tuning_finds_a_config_and_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "chosen", {})
+    monkeypatch.setattr(autotune, "_SPLITS", {})
     some = [draw_projection(4096, 4096, biased=False)[0]] * 2
-    trials = tuning.tune(some, torch.bfloat16)
-    assert [trial for trial in trials if trial.ms is None] == []
-    assert {key[-2] for key in products.chosen} == {32, 64}
-    assert {tuning.tuned_split(some, torch.bfloat16)} == {key[-1] for key in products.chosen}
+    timings = autotune.tune(some, torch.bfloat16)
+    assert [timing for timing in timings if timing.ms is None] == []
+    assert {key[-2] for key in gemm.chosen} == {32, 64}
+    assert {autotune.tuned_split(some, torch.bfloat16)} == {key[-1] for key in gemm.chosen}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(
+def test_split_k_gemms_give_nearly_the_tokens_of_the_plain_forward(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, refresh=16, engine="plain")
     quantize_fp8(lm.model)
-    engine = Engine(lm.model, products="triton")
-    assert engine.network.few_rows is not None
-    counted = count_calls(monkeypatch, products, "product_parts")
+    engine = GraphEngine(lm.model, gemm="triton")
+    assert engine.network.few_row_ops is not None
+    counted = count_calls(monkeypatch, gemm, "gemm_partials")
     for slots in (1, 3):
         found = decode(lm, prompts, "tad-cached", 64, refresh=16, batch_size=slots, engine=engine)
         assert share_of_same_tokens(found, plain) > 0.6
@@ -399,20 +382,73 @@ def test_few_rows_in_parts_give_nearly_the_tokens_of_the_loop(
 def test_our_attention_of_few_queries_is_attention(heads: tuple[int, int]) -> None:
     from tad.decoding.engine.attention_kernel import FEW, MANY, OTHERS, attend_few
 
-    for count, columns in ((200, 384), (64, 384), (33, 100), (1, 17)):
-        sizes = ((count, heads[0]), (columns + 1, heads[1]), (columns + 1, heads[1]))
+    for count, kv_len in ((200, 384), (64, 384), (33, 100), (1, 17)):
+        sizes = ((count, heads[0]), (kv_len + 1, heads[1]), (kv_len + 1, heads[1]))
         draw = [torch.randn(*size, 128, device="cuda").bfloat16() for size in sizes]
-        wanted = by_definition(*draw, [(0, count, 0, columns)])
-        for cut in (FEW, MANY, *OTHERS):
+        wanted = by_definition(*draw, [(0, count, 0, kv_len)])
+        for config in (FEW, MANY, *OTHERS):
             for dtype in (torch.bfloat16, torch.float16):
-                assert relative_error(attend_few(*draw, columns, dtype, cut), wanted) < 1e-2
+                assert relative_error(attend_few(*draw, kv_len, dtype, config), wanted) < 1e-2
 
 
-def test_our_attention_gives_nearly_the_tokens_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_attention_gives_nearly_the_tokens_of_the_plain_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
-    engine = Engine(lm.model, attention="triton", bucketed=False)  # every prompt fills its columns
+    engine = GraphEngine(lm.model, attention="triton", bucketed=False)  # every prompt fills its kv_len
     calls = count_calls(monkeypatch, network, "_attend_few")
     plain = [decode(lm, [prompt], "tad-cached", 64, engine="plain")[0] for prompt in prompts]
     found = [decode(lm, [prompt], "tad-cached", 64, engine=engine)[0] for prompt in prompts]
     assert calls
     assert share_of_same_tokens(found, plain) > 0.85
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual", "d2f"])
+def test_rows_that_join_running_batches_decode_as_alone(family: str, name: str) -> None:
+    lm, prompts = on_gpu(family), tiny_prompts(family)
+    scheduler = Scheduler(lm, kept_engine(family))
+    decoder = get_decoder(name, family, block=16).prepared(32, lm.family.logit_shift)
+    requests = [
+        Request(row, prompt, 32 * (1 + row % 2), decoder, seed=row) for row, prompt in enumerate(prompts)
+    ]
+    done: dict[int, Decoded] = {}
+    for request in requests:
+        scheduler.admit([request])  # one slot, then four, then eight
+        done |= scheduler.step()
+        done |= scheduler.step()
+    while len(scheduler):
+        done |= scheduler.step()
+    for request in requests:
+        alone = decode(lm, [request.prompt], decoder, request.length, engine="plain")
+        assert first_difference([done[request.name]], alone) is None, f"row {request.name}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_and_its_base_take_turns(family: str) -> None:
+    lm, prompts = copy.deepcopy(on_gpu(family)), tiny_prompts(family)[:4]
+    lm.attach(rank=2)
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    decoder = get_decoder("tad-cached", family, block=16).prepared(32, lm.family.logit_shift)
+    answers = []
+    for engine in ("graph", "plain"):
+        scheduler = Scheduler(lm, engine, slots=4, merges=True)
+        found = scheduler.run(
+            [Request(row, prompt, 32, decoder, adapter=row % 2 == 0) for row, prompt in enumerate(prompts)]
+        )
+        answers.append([found[row] for row in range(4)])
+    assert first_difference(*answers) is None
+
+
+@pytest.mark.parametrize("order", ["random", "left-to-right"])
+def test_rollouts_in_other_orders_are_those_of_the_plain_forward(order: str) -> None:
+    lm, prompts = on_gpu("llada"), tiny_prompts("llada")[:5]
+    for floor in (0.0, 0.5):
+        config = RolloutConfig(order=order, block=16, floor=floor, temperature=0.7)
+        ways = [
+            roll_out(lm, prompts, prompts, 32, config, range(5), engine=engine)
+            for engine in (kept_engine("llada"), "plain")
+        ]
+        for one, other in zip(*ways, strict=True):
+            assert (one.tokens, one.reveal) == (other.tokens, other.reveal)

@@ -1,4 +1,4 @@
-"""The Triton kernel of `tad.decoding.engine.turning`: a program takes some heads of one token."""
+"""The Triton kernel of `tad.decoding.engine.rope`: a program takes some heads of one token."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _HEADS = 8  # of a program
 
 @triton.jit
 def _read(
-    parts: tl.tensor, bias: tl.tensor, at: tl.tensor, own: tl.tensor, mask: tl.tensor, step: tl.tensor,
+    partials: tl.tensor, bias: tl.tensor, at: tl.tensor, own: tl.tensor, mask: tl.tensor, step: tl.tensor,
     split: tl.constexpr, biased: tl.constexpr, like: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """The product at some outputs, rounded as a product is."""
+    """The GEMM at some outputs: its partials reduced, rounded as a GEMM's result is."""
     total = tl.zeros(at.shape, dtype=tl.float32)
     for part in tl.static_range(split):
-        total += tl.load(parts + part * step + at, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(partials + part * step + at, mask=mask, other=0.0).to(tl.float32)
     if biased:
         total += tl.load(bias + own, mask=mask, other=0.0).to(tl.float32)
     return total.to(like.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _turn(
-    parts: tl.tensor,  # [split, count, (heads + 2 kv_heads) * dim]
+def _rope(
+    partials: tl.tensor,  # [split, count, (heads + 2 kv_heads) * dim]
     bias: tl.tensor,  # where biased
     cos: tl.tensor,  # [count, dim]
     sin: tl.tensor,
-    place: tl.tensor,  # [count]
+    kv_index: tl.tensor,  # [count]
     query: tl.tensor,  # [count, heads, dim]
     keys: tl.tensor,  # [positions, kv_heads, dim]
     values: tl.tensor,
@@ -49,13 +49,13 @@ def _turn(
     step = count * width
     mask = (head < heads + 2 * kv_heads) & (column < dim)
     own, swapped = head * dim + column, head * dim + other
-    value = _read(parts, bias, token * width + own, own, mask, step, split, biased, query)
-    half = _read(parts, bias, token * width + swapped, swapped, mask, step, split, biased, query)
-    turned = value * tl.load(cos + token * dim + column).to(tl.float32)
-    turned += half * tl.load(sin + token * dim + column).to(tl.float32)
-    result = tl.where(head < heads + kv_heads, turned, value).to(query.dtype.element_ty)
+    value = _read(partials, bias, token * width + own, own, mask, step, split, biased, query)
+    half = _read(partials, bias, token * width + swapped, swapped, mask, step, split, biased, query)
+    rotated = value * tl.load(cos + token * dim + column).to(tl.float32)
+    rotated += half * tl.load(sin + token * dim + column).to(tl.float32)
+    result = tl.where(head < heads + kv_heads, rotated, value).to(query.dtype.element_ty)
     tl.store(query + token * heads * dim + own, result, mask=(head < heads) & (column < dim))
-    row = tl.load(place + token) * (kv_heads * dim)
+    row = tl.load(kv_index + token) * (kv_heads * dim)
     is_key = (head >= heads) & (head < heads + kv_heads) & (column < dim)
     tl.store(keys + row + own - heads * dim, result, mask=is_key)
     is_value = (head >= heads + kv_heads) & mask
@@ -63,24 +63,24 @@ def _turn(
 
 
 def launch(
-    parts: Tensor,
+    partials: Tensor,
     bias: Tensor | None,
     cos: Tensor,
     sin: Tensor,
-    place: Tensor,
+    kv_index: Tensor,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
 ) -> None:
-    """Fill `query`, and `keys` and `values` at `place`. All are contiguous."""
-    split, count, _ = parts.shape
+    """Fill `query`, and `keys` and `values` at `kv_index`. All are contiguous."""
+    split, count, _ = partials.shape
     heads, kv_heads, dim = query.shape[1], keys.shape[1], query.shape[2]
-    _turn[(count, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
-        parts,
-        parts if bias is None else bias,
+    _rope[(count, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
+        partials,
+        partials if bias is None else bias,
         cos,
         sin,
-        place,
+        kv_index,
         query,
         keys,
         values,

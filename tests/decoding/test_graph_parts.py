@@ -1,4 +1,4 @@
-"""Parts of the engine: sizes, joint weights, the delayed cache against its definition step by step."""
+"""Parts of the graph engine: sizes, fused weights, adapters beside them, the delayed cache against its definition."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from parity_models import tiny, tiny_prompts
 from torch import Tensor
 
 from tad.decoding import decode
+from tad.decoding.cache_policy import ActiveCache, DelayedCache
 from tad.decoding.engine.buckets import StepShape, doubled, prompt_bucket, slot_bucket, stepped, token_bucket
-from tad.decoding.engine.step import first_so_many
 from tad.decoding.engine.weights import UnfitError, fingerprint, project, read_weights, rows_of, why_unfit
-from tad.decoding.feed import ActiveCache, DelayedCache
 from tad.decoding.table import BlockTable
 from tad.models.quantize import quantize_fp8
 
@@ -48,12 +47,12 @@ def test_there_are_few_buckets() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=9))
 def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]]) -> None:
-    fed, candidates = [row[0] for row in rows], [row[1] for row in rows]
-    exact = StepShape.exact(fed, candidates, alone=len(rows) == 1)
-    shape = exact.rounded(len(rows), columns=300, length=64)
-    assert shape.rounded(len(rows), columns=300, length=64) == shape
-    assert shape.tokens >= sum(fed)
-    assert shape.window >= max(fed)
+    queries, candidates = [row[0] for row in rows], [row[1] for row in rows]
+    exact = StepShape.exact(queries, candidates, alone=len(rows) == 1)
+    shape = exact.rounded(len(rows), kv_len=300, length=64)
+    assert shape.rounded(len(rows), kv_len=300, length=64) == shape
+    assert shape.tokens >= sum(queries)
+    assert shape.window >= max(queries)
     assert shape.candidates >= sum(candidates)
     assert max(candidates) <= shape.widest <= 64
 
@@ -127,14 +126,6 @@ def test_a_fingerprint_changes_when_a_module_is_replaced() -> None:
     assert fingerprint(model) != before
 
 
-def test_the_first_so_many_are_the_best_and_ties_go_to_the_lowest_position() -> None:
-    score = torch.tensor([[1.0, 5.0, 5.0, 3.0], [2.0, 2.0, 2.0, 9.0]])
-    valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
-    chosen = first_so_many(score, valid, torch.tensor([3, 2]))
-    assert chosen.tolist() == [[False, True, True, True], [True, True, False, False]]
-    assert not first_so_many(score, valid, torch.tensor([0, 0])).any()
-
-
 def freeze_block_by_block(
     table: BlockTable, delay: int, refresh: int, prompt: int
 ) -> tuple[list[int], list[int], list[list[int]]]:
@@ -174,14 +165,14 @@ def test_the_delayed_cache_freezes_as_its_definition_says(data: st.DataObject) -
         )
         table.masks = torch.minimum(table.masks, torch.tensor(left) * 2)  # masks only go
         wanted = freeze_block_by_block(table, delay, refresh, prompt=10)
-        feed = DelayedCache(delay, refresh).feed(table, 10, visible)
-        found: tuple[Tensor, ...] = (feed.start, table.cached, table.finished_at)
+        asked = DelayedCache(delay, refresh).query_range(table, 10, visible)
+        found: tuple[Tensor, ...] = (asked.start, table.cached, table.finished_at)
         assert tuple(part.tolist() for part in found) == wanted
-        assert feed.end.tolist() == [10 + blocks * size] * rows
+        assert asked.end.tolist() == [10 + blocks * size] * rows
         table.count_forward()
 
 
-def test_the_active_cache_feeds_the_whole_canvas_once_and_then_what_exists() -> None:
+def test_the_active_cache_computes_the_whole_canvas_once_and_then_what_exists() -> None:
     table, other = (BlockTable.start(3, 16, 4, torch.device("cpu")) for _ in range(2))
     visible, renewed, gaps = torch.full((3,), 16), [], set()
     for masks, created in (
@@ -195,8 +186,8 @@ def test_the_active_cache_feeds_the_whole_canvas_once_and_then_what_exists() -> 
             one.masks, one.created = torch.tensor([masks] * 3), torch.tensor([created] * 3)
         first = int(table.forwards[0]) == 0
         found, delayed = (
-            ActiveCache(1, 4).feed(table, 10, visible),
-            DelayedCache(1, 4).feed(other, 10, visible),
+            ActiveCache(1, 4).query_range(table, 10, visible),
+            DelayedCache(1, 4).query_range(other, 10, visible),
         )
         assert found.start.tolist() == delayed.start.tolist()
         assert table.cached.tolist() == other.cached.tolist()

@@ -1,4 +1,4 @@
-"""Rules, proposals and noise on hand-made numbers."""
+"""Unmasking strategies, the sampler and its noise on hand-made numbers."""
 
 from __future__ import annotations
 
@@ -8,37 +8,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tad.decoding.noise import gumbel, uniform
-from tad.decoding.proposal import Proposal, Sampling, filter_logits, propose
-from tad.decoding.rule import (
-    Best,
+from tad.decoding.sampler import Samples, Sampling, filter_logits, sample
+from tad.decoding.unmasking import (
     Candidates,
     ConfidenceThreshold,
     Credit,
     EntropyThreshold,
     Factor,
     Hierarchy,
-    Quota,
+    OwnCanvas,
+    Top1,
+    TopKPerStep,
+    first_best_of,
     force_progress,
 )
 
 
-def sure(*confidence: float, entropy: list[float] | None = None) -> Proposal:
+def sure(*confidence: float, entropy: list[float] | None = None) -> Samples:
     p = torch.tensor([confidence])
     h = torch.tensor([entropy]) if entropy else 1 - p
-    return Proposal(torch.zeros_like(p).long(), p, p / (1 - p), h, p)
+    return Samples(torch.zeros_like(p).long(), p, p / (1 - p), h, p)
 
 
 def at(
-    *positions: int, spent: int = 0, must: list[int] | None = None, valid: list[bool] | None = None
+    *positions: int, spent: int = 0, forced: list[int] | None = None, valid: list[bool] | None = None
 ) -> Candidates:
     position = torch.tensor([positions])
     return Candidates(
         position,
         torch.ones_like(position).bool() if valid is None else torch.tensor([valid]),
-        torch.ones_like(position) if must is None else torch.tensor([must]),
-        [spent],
-        [20],
+        torch.ones_like(position) if forced is None else torch.tensor([forced]),
+        torch.tensor([spent]),
+        torch.tensor([0]),
+        torch.tensor([1]),
         16,
+        [OwnCanvas(20, spent)],
     )
 
 
@@ -52,7 +56,7 @@ def test_the_token_is_the_first_of_the_largest_that_is_no_mask(vocab: int) -> No
         0, 5, (200, vocab), generator=torch.Generator().manual_seed(0)
     ).float()  # many ties
     mask, place = 3, torch.arange(200)
-    found = propose(logits, Sampling(), mask, (1,), *3 * [torch.zeros_like(place)])
+    found = sample(logits, Sampling(), mask, (1,), *3 * [torch.zeros_like(place)])
     allowed = logits.clone()
     allowed[:, mask] = -torch.inf
     first = [row.tolist().index(row.max()) for row in allowed]
@@ -65,42 +69,42 @@ def test_the_token_is_the_first_of_the_largest_that_is_no_mask(vocab: int) -> No
 
 
 def test_best_takes_the_surest_and_the_lowest_position_of_a_tie() -> None:
-    assert chosen(Best().reveal(sure(0.5, 0.9, 0.9), at(3, 4, 5))) == [1]
+    assert chosen(Top1().choose(sure(0.5, 0.9, 0.9), at(3, 4, 5))) == [1]
 
 
 def test_best_ignores_padding_entries() -> None:
-    assert chosen(Best().reveal(sure(0.5, 0.9), at(3, 4, valid=[True, False]))) == [0]
+    assert chosen(Top1().choose(sure(0.5, 0.9), at(3, 4, valid=[True, False]))) == [0]
 
 
 def test_confidence_threshold_includes_equality_unless_strict() -> None:
-    proposal = sure(0.5, 0.75, 0.25)
-    assert chosen(ConfidenceThreshold(0.5).reveal(proposal, at(1, 2, 3))) == [0, 1]
-    assert chosen(ConfidenceThreshold(0.5, strict=True).reveal(proposal, at(1, 2, 3))) == [1]
+    samples = sure(0.5, 0.75, 0.25)
+    assert chosen(ConfidenceThreshold(0.5).choose(samples, at(1, 2, 3))) == [0, 1]
+    assert chosen(ConfidenceThreshold(0.5, strict=True).choose(samples, at(1, 2, 3))) == [1]
 
 
 def test_keep_best_decides_whether_a_threshold_that_nobody_passes_reveals_one() -> None:
-    assert chosen(ConfidenceThreshold(0.9).reveal(sure(0.2, 0.3), at(1, 2))) == [1]
-    assert chosen(ConfidenceThreshold(0.9, keep_best=False).reveal(sure(0.2, 0.3), at(1, 2))) == []
+    assert chosen(ConfidenceThreshold(0.9).choose(sure(0.2, 0.3), at(1, 2))) == [1]
+    assert chosen(ConfidenceThreshold(0.9, keep_best=False).choose(sure(0.2, 0.3), at(1, 2))) == []
 
 
 def test_entropy_threshold_includes_equality_unless_strict() -> None:
-    proposal = sure(0.9, 0.9, 0.9, entropy=[0.5, 0.25, 0.75])
-    assert chosen(EntropyThreshold(0.5, strict=True).reveal(proposal, at(1, 2, 3))) == [1]
-    assert chosen(EntropyThreshold(0.5, strict=False).reveal(proposal, at(1, 2, 3))) == [0, 1]
+    samples = sure(0.9, 0.9, 0.9, entropy=[0.5, 0.25, 0.75])
+    assert chosen(EntropyThreshold(0.5, strict=True).choose(samples, at(1, 2, 3))) == [1]
+    assert chosen(EntropyThreshold(0.5, strict=False).choose(samples, at(1, 2, 3))) == [0, 1]
 
 
 def test_factor_takes_the_longest_prefix_of_ranks_that_pass() -> None:
     # factor 1: rank 2 needs 1 - 1/3, rank 3 needs 3/4, rank 4 needs 4/5. Rank 3 fails, so rank 4 is not looked at.
-    assert chosen(Factor(1.0).reveal(sure(0.9, 0.7, 0.74, 0.95), at(1, 2, 3, 4))) == [0, 3]
-    assert chosen(Factor(1.0).reveal(sure(0.8, 0.81, 0.82, 0.83), at(1, 2, 3, 4))) == [0, 1, 2, 3]
-    assert chosen(Factor(0.0).reveal(sure(0.3, 0.2), at(1, 2))) == [0]
+    assert chosen(Factor(1.0).choose(sure(0.9, 0.7, 0.74, 0.95), at(1, 2, 3, 4))) == [0, 3]
+    assert chosen(Factor(1.0).choose(sure(0.8, 0.81, 0.82, 0.83), at(1, 2, 3, 4))) == [0, 1, 2, 3]
+    assert chosen(Factor(0.0).choose(sure(0.3, 0.2), at(1, 2))) == [0]
 
 
 def test_hierarchy_takes_the_best_of_each_run_of_adjacent_masks() -> None:
     rule = Hierarchy(threshold=0.95, low=0.6)
     # runs: 2-3-4 and 8-9; 12 alone is below low
-    proposal, candidates = sure(0.7, 0.8, 0.65, 0.61, 0.5, 0.55), at(2, 3, 4, 8, 9, 12)
-    assert chosen(rule.reveal(proposal, candidates)) == [1, 3]
+    samples, candidates = sure(0.7, 0.8, 0.65, 0.61, 0.5, 0.55), at(2, 3, 4, 8, 9, 12)
+    assert chosen(rule.choose(samples, candidates)) == [1, 3]
 
 
 def test_credit_lets_a_steady_token_overtake() -> None:
@@ -113,45 +117,53 @@ def test_credit_lets_a_steady_token_overtake() -> None:
     assert after[0, 1] == 5.0
 
 
-def test_quota_counts_are_the_published_schedules() -> None:
-    assert Quota(per_block=(32, 32)).counts == [1] * 32
-    assert Quota(per_block=(32, 12)).counts == [3] * 8 + [2] * 4
-    dream = Quota(timesteps=True, per_block=(256, 256)).counts
+def test_top_k_per_step_counts_are_the_published_schedules() -> None:
+    assert TopKPerStep(per_block=(32, 32)).counts == [1] * 32
+    assert TopKPerStep(per_block=(32, 12)).counts == [3] * 8 + [2] * 4
+    dream = TopKPerStep(timesteps=True, per_block=(256, 256)).counts
     assert dream[0] == 0
     assert dream[-1] == 2
     assert set(dream[1:-1]) == {1}
-    assert Quota(timesteps=True, per_block=(256, 128)).counts == [1, *[2] * 126, 3]
+    assert TopKPerStep(timesteps=True, per_block=(256, 128)).counts == [1, *[2] * 126, 3]
     for length in (32, 64, 128):
-        assert sum(Quota(timesteps=True, per_block=(length, 16)).counts) == length
+        assert sum(TopKPerStep(timesteps=True, per_block=(length, 16)).counts) == length
 
 
-def test_quota_takes_its_count_for_the_forward_in_the_block() -> None:
-    rule = Quota(per_block=(3, 2))  # two, then one
-    assert chosen(rule.reveal(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=0))) == [1, 2]
-    assert chosen(rule.reveal(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=1))) == [1]
+def test_top_k_per_step_takes_its_count_for_the_forward_in_the_block() -> None:
+    rule = TopKPerStep(per_block=(3, 2))  # two, then one
+    assert chosen(rule.choose(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=0))) == [1, 2]
+    assert chosen(rule.choose(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=1))) == [1]
 
 
-def test_every_group_that_must_progress_gets_its_best() -> None:
+def test_the_first_best_of_are_the_best_and_ties_go_to_the_lowest_position() -> None:
+    score = torch.tensor([[1.0, 5.0, 5.0, 3.0], [2.0, 2.0, 2.0, 9.0]])
+    valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
+    chosen = first_best_of(score, valid, torch.tensor([3, 2]))
+    assert chosen.tolist() == [[False, True, True, True], [True, True, False, False]]
+    assert not first_best_of(score, valid, torch.tensor([0, 0])).any()
+
+
+def test_every_forced_group_gets_its_best() -> None:
     score = torch.tensor([[0.1, 0.2, 0.9, 0.3, 0.3]])
-    candidates = at(1, 2, 3, 4, 5, must=[1, 1, 2, 3, 3])
+    candidates = at(1, 2, 3, 4, 5, forced=[1, 1, 2, 3, 3])
     reveal = torch.tensor([[False, False, True, False, False]])
     assert chosen(force_progress(reveal, score, candidates, groups=4)) == [1, 2, 3]
 
 
 def test_no_group_forces_nothing() -> None:
     none = torch.zeros(1, 2, dtype=torch.bool)
-    assert chosen(force_progress(none, torch.rand(1, 2), at(1, 2, must=[0, 0]), groups=1)) == []
+    assert chosen(force_progress(none, torch.rand(1, 2), at(1, 2, forced=[0, 0]), groups=1)) == []
 
 
-def call_propose(logits: torch.Tensor, **sampling: object) -> Proposal:
+def call_sampler(logits: torch.Tensor, **sampling: object) -> Samples:
     index = torch.arange(len(logits))
-    return propose(logits, Sampling(**sampling), 0, (1, 2), index * 0 + 7, index * 0 + 1, index)
+    return sample(logits, Sampling(**sampling), 0, (1, 2), index * 0 + 7, index * 0 + 1, index)
 
 
 @given(seed=st.integers(0, 2**31), scale=st.floats(0.1, 40))
 def test_scores_are_those_of_the_softmax_in_double_precision(seed: int, scale: float) -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(seed)) * scale
-    got = call_propose(logits)
+    got = call_sampler(logits)
     p = logits.double().softmax(-1)
     own = p.gather(-1, got.token[:, None])[:, 0]
     first, second = p.topk(2, -1).values.unbind(-1)
@@ -162,7 +174,7 @@ def test_scores_are_those_of_the_softmax_in_double_precision(seed: int, scale: f
 
 def test_odds_tell_apart_what_a_probability_in_fp32_cannot() -> None:
     logits = torch.tensor([[0.0, 30.0, 0.0], [0.0, 31.0, 0.0]])
-    got = call_propose(logits)
+    got = call_sampler(logits)
     assert got.confidence[0] == got.confidence[1] == 1
     assert got.odds[1] > got.odds[0]
     assert got.entropy[0] > got.entropy[1] > 0
@@ -177,8 +189,8 @@ def test_filters_keep_the_token_that_crosses_top_p_and_at_least_one() -> None:
 
 def test_filtered_scores_are_of_the_filtered_distribution() -> None:
     logits = torch.tensor([[-9.0, 2.0, 1.0, 0.0]])
-    plain = call_propose(logits, top_k=1)
-    filtered = call_propose(logits, top_k=1, filtered_scores=True)
+    plain = call_sampler(logits, top_k=1)
+    filtered = call_sampler(logits, top_k=1, filtered_scores=True)
     assert plain.confidence < 0.8
     assert filtered.confidence == 1
     assert filtered.entropy == 0
@@ -211,7 +223,7 @@ def test_sampling_follows_the_tempered_softmax(temperature: float) -> None:
     logits = torch.tensor([-50.0, 1.0, 0.0, -1.0])
     draws = 20_000
     index = torch.arange(draws)
-    got = propose(
+    got = sample(
         logits.expand(draws, 4), Sampling(temperature=temperature), 0, (1,), index, index * 0, index * 0
     )
     share = torch.bincount(got.token, minlength=4) / draws
@@ -230,7 +242,7 @@ def test_a_filter_that_leaves_the_mask_alone_does_not_decide_the_token(sampling:
     logits = torch.zeros(1, 16)
     logits[0, 7], logits[0, 3] = 9.0, 5.0
     zero = torch.zeros(1, dtype=torch.int64)
-    assert propose(logits, sampling, 7, (1,), zero, zero, zero).token.tolist() == [3]
+    assert sample(logits, sampling, 7, (1,), zero, zero, zero).token.tolist() == [3]
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -238,7 +250,7 @@ def test_a_temperature_near_nothing_is_greedy(filtered: bool) -> None:
     logits = torch.tensor([[1.0, 2.0, 5.0, 4.0]])
     zero = torch.zeros(1, dtype=torch.int64)
     sampling = Sampling(temperature=5e-324, filtered_scores=filtered)
-    found = propose(logits, sampling, 0, (1,), zero, zero, zero)
+    found = sample(logits, sampling, 0, (1,), zero, zero, zero)
     assert found.token.tolist() == [2]
     assert found.confidence.isfinite().all()
     assert found.entropy.isfinite().all()

@@ -1,6 +1,6 @@
-"""From logits to what a position would become and how sure the model is.
+"""The sampler: from logits to the token a position would become, and how sure the model is of it.
 
-Decisions are made in fp32 from the head's output in its own dtype. The mask token is never proposed, but it keeps
+Everything is computed in fp32 from the head's output in its own dtype. The mask token is never sampled, but it keeps
 its share of the probability, so confidences are those of the model.
 """
 
@@ -30,11 +30,11 @@ class Sampling:
     cfg: float = 0.0
     """Classifier-free guidance: logits = u + (cfg + 1)(c - u), u with the prompt masked. Needs no cache."""
     suppress_ends: Literal["no", "eos-logits", "confidence"] = "no"
-    """`eos-logits`: EOS is never proposed. `confidence`: end tokens may be proposed but have confidence 0."""
+    """`eos-logits`: EOS is never sampled. `confidence`: end tokens may be sampled but have confidence 0."""
 
 
 @dataclass
-class Proposal:
+class Samples:
     """Per position: the token, and the scores of the distribution it came from. All [n] or [rows, m]."""
 
     token: Tensor
@@ -42,6 +42,10 @@ class Proposal:
     odds: Tensor  # p / (1 - p): orders tokens as p does, without the ties of p near 1
     entropy: Tensor  # nats
     margin: Tensor  # best probability minus second best
+    scorer_log_p: Tensor | None = (
+        None  # log-probability of the token by a second model or prompt, where one scores
+    )
+    scorer_best: Tensor | None = None  # that one's largest log-probability of any token but the mask
 
     def score(self, by: str) -> Tensor:
         """Larger is surer, whatever the measure."""
@@ -62,7 +66,7 @@ def filter_logits(logits: Tensor, top_p: float | None, top_k: int | None) -> Ten
     return logits
 
 
-def propose(
+def sample(
     logits: Tensor,  # [n, vocab]
     sampling: Sampling,
     mask_token: int,
@@ -70,8 +74,8 @@ def propose(
     seed: Tensor,  # [n] int64, as step and position
     step: Tensor,
     position: Tensor,
-) -> Proposal:
-    """The proposal of each of n positions."""
+) -> Samples:
+    """A token for each of n positions, with its scores."""
     logits = logits.float()
     if sampling.suppress_ends == "eos-logits":
         logits = _without(logits, end_tokens[:1])
@@ -79,20 +83,20 @@ def propose(
     drawn = filter_logits(tempered, sampling.top_p, sampling.top_k)
     scored = drawn if sampling.filtered_scores else logits
     if drawn is not tempered:
-        # Where the filter left the mask token alone, which is never proposed, all others are there again.
+        # Where the filter left the mask token alone, which is never sampled, all others are there again.
         left = _without(drawn, (mask_token,)).amax(-1, keepdim=True)
         drawn = torch.where(left == float("-inf"), tempered, drawn)
     if sampling.temperature > 0:
         drawn = drawn + gumbel(seed, step, position, logits.shape[-1])
     token = _largest(_without(drawn, (mask_token,)))[1][:, 0]
     if sampling.suppress_ends == "confidence":
-        # An end token keeps its place in the proposal and loses its confidence, so it is revealed last.
+        # An end token is sampled as ever and loses its confidence, so it is revealed last.
         scored = _without(scored, end_tokens)
-    return _measure(scored, token)
+    return measure(scored, token)
 
 
-def _measure(logits: Tensor, token: Tensor) -> Proposal:
-    """Scores of softmax(logits) [n, vocab], relative to its largest entry so that near-certainty keeps its digits.
+def measure(logits: Tensor, token: Tensor) -> Samples:
+    """Scores of given tokens [n] under softmax(logits) [n, vocab], relative to its largest entry so that near-certainty keeps its digits.
 
     With weights e = exp(logit - largest) and `rest` their sum without the largest, nothing is subtracted from one:
     a probability of 1 - 1e-9 and one of 1 - 2e-9 still differ in `odds`, and an entropy of 1e-8 is not rounding.
@@ -108,7 +112,7 @@ def _measure(logits: Tensor, token: Tensor) -> Proposal:
     total = 1 + rest
     others = torch.where(token == peak[:, 0], rest, total - own)
     second = smaller.amax(-1)
-    return Proposal(
+    return Samples(
         token=token,
         confidence=own / total,
         odds=own / others,
@@ -128,7 +132,7 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _without(logits: Tensor, tokens: tuple[int, ...]) -> Tensor:
-    # By comparison, not by index: an index would come from the host, which a recorded step must not ask.
+    # By comparison, not by index: an index would come from the host, which a captured step must not ask.
     column = torch.arange(logits.shape[-1], device=logits.device)
     for token in tokens:
         logits = logits.masked_fill(column == token, float("-inf"))

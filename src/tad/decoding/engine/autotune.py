@@ -1,0 +1,230 @@
+"""Autotuning: which GEMM serves which projection, the library's or a split-K one, with the config that was fastest.
+
+Configs are timed on the model's own weights, several layers in turn, so that no cache helps. Results are kept for the
+process: a second engine for the same shapes times nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tad.decoding.engine import gemm
+from tad.decoding.engine.add_norm import ProjectAddNorm, project_add_norm, split_k_add_norm
+from tad.decoding.engine.gemm import (
+    KernelConfig,
+    as_input,
+    candidates,
+    gemm_partials,
+    new_partials,
+    project_to_partials,
+    row_block,
+    split_k_project,
+)
+from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
+from tad.errors import TadError
+from tad.models.transformer import Shape
+
+KERNELS = ("auto", "torch", "triton")  # who computes
+ROWS = (32, 64)  # tried; other numbers take what is found for these, or the usual
+KINDS = ("qkv", "attn_out", "gate_up", "down")
+_LAYERS = 8  # read in turn: more than a cache holds
+_SUM_RATE = 3e12  # bytes/s at which the caller reads the partials, roughly: timings do not add them up
+_LOG = logging.getLogger(__name__)
+
+
+class LinearOps(NamedTuple):
+    """How each projection of a layer is computed. The last layer asks for queries, keys and values separately;
+    `partials` says that the joint projection leaves its split-K partials to be reduced."""
+
+    qkv: Project
+    query: Project
+    key_value: Project
+    attn_out: ProjectAddNorm
+    gate_up: Project
+    down: ProjectAddNorm
+    partials: bool = False
+
+
+LIBRARY = LinearOps(project, project, project, project_add_norm, project, project_add_norm)
+
+
+class Timing(NamedTuple):
+    """Milliseconds of one GEMM of `rows` with a config, or why there are none."""
+
+    rows: int
+    config: KernelConfig
+    ms: float | None
+    error: str = ""
+
+
+def few_row_ops(
+    layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtype, kernels: str
+) -> LinearOps | None:
+    """The operations for few rows, tuned where the device has the kernel; None where all is left to the library."""
+    if kernels not in KERNELS:
+        raise TadError(f"gemm is one of {', '.join(KERNELS)}, not {kernels!r}")
+    if kernels == "torch" or (kernels == "auto" and layers[0].qkv.weight.device.type != "cuda"):
+        return None
+    own, theirs = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    by_kind = {kind: [getattr(layer, kind) for layer in layers] for kind in KINDS}
+    by_kind["query"] = [rows_of(layers[-1].qkv, 0, own)]
+    by_kind["key_value"] = [rows_of(layers[-1].qkv, own, own + 2 * theirs)]
+    for kind, some in by_kind.items():
+        reason = gemm.why_not_split_k(some[0], dtype)
+        if reason is None and not gemm.takes_heads(shape.head_dim):
+            reason = f"heads of {shape.head_dim}"
+        if reason is not None and kernels == "triton":
+            raise TadError(f"gemm 'triton': {kind}: {reason}; use 'auto' or 'torch'")
+        if reason is not None:
+            return None
+    found: dict[str, Any] = {}
+    for kind, some in by_kind.items():
+        split = tuned_split(some, dtype) if kind in KINDS else gemm.usual_split(some[0].weight)
+        found[kind] = _operation(kind, some[0], split, dtype)
+    return LinearOps(**found, partials=True)
+
+
+def _operation(kind: str, by: Projection, split: int, dtype: torch.dtype) -> Project | ProjectAddNorm:
+    if kind in ("attn_out", "down"):
+        return split_k_add_norm(split) if by.bias is None else project_add_norm
+    return project_to_partials(split, dtype) if kind == "qkv" else split_k_project(split, dtype)
+
+
+# What was found: (outputs, inputs, dtype of rows) -> split.
+_SPLITS: dict[tuple[int, int, torch.dtype], int] = {}
+
+
+def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int:
+    """Into how many splits of K GEMMs of this shape are best cut, tuned where they were not yet."""
+    weight = projections[0].weight
+    if weight.device.type != "cuda":
+        return gemm.usual_split(weight)
+    n, k = weight.shape
+    if (n, k, dtype) not in _SPLITS:
+        tune(projections, dtype)
+    return _SPLITS[n, k, dtype]
+
+
+def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Timing]:
+    """Time everything for the GEMMs of one shape and keep what is best."""
+    began, weight = time.perf_counter(), projections[0].weight
+    n, k = weight.shape
+    timings = [timing for rows in ROWS for timing in time_configs(projections, rows, dtype)]
+    split = _SPLITS[n, k, dtype] = keep_best(weight, timings)
+    best = ", ".join(f"{rows} rows {tuple(gemm.config_for(weight, rows, split))}" for rows in ROWS)
+    seconds, failed = time.perf_counter() - began, sum(timing.ms is None for timing in timings)
+    _LOG.info(
+        "split-K GEMM %d x %d: %s (%d configs timed, %d failed, %.1f s)",
+        n,
+        k,
+        best,
+        len(timings),
+        failed,
+        seconds,
+    )
+    return timings
+
+
+def keep_best(weight: Tensor, timings: Sequence[Timing]) -> int:
+    """The split that is best over all numbers of rows, whose best configs are kept; the usual one where all failed."""
+    rows = sorted({timing.rows for timing in timings})
+    best: dict[int, list[Timing]] = {}
+    for split in gemm.SPLITS:
+        fastest = [
+            min(
+                (timing for timing in timings if timing.rows == count and timing.config.split == split),
+                key=lambda timing: cost(timing, weight),
+                default=None,
+            )
+            for count in rows
+        ]
+        if all(timing is not None and timing.ms is not None for timing in fastest):
+            best[split] = [timing for timing in fastest if timing is not None]
+    if not rows or not best:
+        return gemm.usual_split(weight)
+    split = min(best, key=lambda one: sum(cost(timing, weight) for timing in best[one]))
+    n, k = weight.shape
+    for timing in best[split]:
+        gemm.chosen[n, k, row_block(timing.rows), split] = timing.config
+    return split
+
+
+def cost(timing: Timing, weight: Tensor) -> float:
+    """A timing's milliseconds with what reading its partials will add."""
+    if timing.ms is None:
+        return math.inf
+    split = timing.config.split
+    size = 2 if split == 1 else 4 * split
+    return timing.ms + 1e3 * timing.rows * len(weight) * size / _SUM_RATE
+
+
+def time_configs(projections: Sequence[Projection], rows: int, dtype: torch.dtype) -> list[Timing]:
+    """Every candidate on some layers' weights, captured and replayed. One that fails costs no other one."""
+    some = projections[:_LAYERS]
+    weight = some[0].weight
+    x = as_input(torch.randn(rows, weight.shape[1], device=weight.device).to(dtype))
+    tried, timings = candidates(weight), []
+    compile_ahead(x, some[0], tried, dtype)
+    for config in tried:
+
+        def run(config: KernelConfig = config) -> None:
+            for by in some:
+                assert by.scale is not None
+                gemm_partials(x, by.weight, by.scale, dtype, config)
+
+        try:
+            timings.append(Timing(rows, config, time_replays(run) / len(some)))
+        except Exception as error:
+            words = str(error).splitlines()[0] if str(error) else ""
+            timings.append(Timing(rows, config, None, f"{type(error).__name__}: {words}"[:200]))
+    return timings
+
+
+def compile_ahead(x: Tensor, by: Projection, tried: Sequence[KernelConfig], dtype: torch.dtype) -> None:
+    """Compile the kernels of some configs side by side, those with one split and those with several. Where Triton cannot
+    do that (before 3.6), they are compiled one by one as they are timed."""
+    import triton
+
+    from tad.decoding.engine.gemm_kernel import launch
+
+    assert by.scale is not None
+    with ThreadPoolExecutor(8) as pool:
+        try:
+            background = triton.AsyncCompileMode(pool, ignore_errors=True)
+        except (AttributeError, TypeError):
+            return
+        with background:
+            for config in tried:
+                out = new_partials(x, by.weight, config.split, dtype)
+                try:
+                    launch(x, by.weight, by.scale, out, config, only_compile=True)
+                except Exception as error:  # its timing will say the same, and count as failed
+                    _LOG.info("%s does not compile: %s", tuple(config), error)
+
+
+def time_replays(run: Callable[[], None], repeats: int = 5) -> float:
+    """Milliseconds of what `run` launches on a GPU, without the host's part: the best of three."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    graph.replay()
+    found = []
+    for _ in range(3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / repeats)
+    return min(found)

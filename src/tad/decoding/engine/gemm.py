@@ -1,0 +1,219 @@
+"""Split-K FP8 GEMM for M <= 64: K is split across CTAs so that every SM streams weights.
+
+A forward of some tens of tokens takes as long as reading its weights does, and the library's fp8 GEMM is made for many
+rows. The operation gives the partials [split, rows, outputs]; reducing them is left to the caller, which does it in the
+kernel that comes next (RMSNorm, RoPE). Nothing is added in an order that depends on timing. Rows come as fp16, to which
+fp8 is widened exactly and in one instruction; bf16 rows lose nothing by it but what lies beyond `FP16_LIMIT`, which is
+clamped, and what is too small to matter.
+
+On CUDA the partials come from a Triton kernel, elsewhere from the same sums in torch. Not covered: many rows, where the
+arithmetic counts and the library is the right choice, and bf16 weights, for which a kernel like this one gained nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tad.decoding.engine.weights import Project, Projection
+
+MAX_ROWS = 64  # more are left to the library
+SPLITS = (1, 2, 3, 4, 6, 8)
+_PROGRAMS = (120, 420)  # that configs worth trying have; an H200 has 132 SMs
+_CAPABILITY = (9, 0)  # the first GPUs with TMA
+_COMPILED = (7, 0)  # the first that Triton serves
+_FEWEST_INPUTS = 64  # of which a weight's inputs must be a multiple
+FP16_LIMIT = 65280.0  # the largest number of bf16 that fp16 has; kernels clamp to it too
+
+# What was found best: (outputs, inputs, block of rows, split) -> config.
+chosen: dict[tuple[int, int, int, int], KernelConfig] = {}
+
+
+class KernelConfig(NamedTuple):
+    """How the kernel is cut up: a program's outputs and inputs at a time, splits of K, warps, pipeline stages. `tma` loads
+    through tensor descriptors."""
+
+    block_n: int
+    block_k: int
+    split: int
+    warps: int
+    stages: int
+    tma: bool
+
+
+# The first serves every shape.
+CONFIGS = (
+    KernelConfig(128, 64, 1, 4, 5, False),
+    KernelConfig(128, 64, 1, 4, 4, True),
+    KernelConfig(128, 128, 1, 4, 3, True),
+    KernelConfig(128, 128, 1, 8, 4, True),
+    KernelConfig(256, 64, 1, 8, 4, True),
+    KernelConfig(64, 128, 1, 4, 3, True),
+    KernelConfig(64, 64, 1, 4, 5, False),
+    KernelConfig(64, 64, 1, 4, 6, True),
+)
+
+
+def candidates(weight: Tensor) -> list[KernelConfig]:
+    """The configs worth trying for a weight [n, k]: those that occupy the whole device at once."""
+    n, k = weight.shape
+    found = []
+    for config in CONFIGS:
+        for split in SPLITS:
+            programs = split * -(-n // config.block_n)
+            fits = _PROGRAMS[0] <= programs and (split == 1 or programs <= _PROGRAMS[1])
+            if k % config.block_k == 0 and fits:
+                found.append(config._replace(split=split))
+    return found
+
+
+def usual_split(weight: Tensor) -> int:
+    """How many splits where nothing was tried: two programs of 128 outputs for every SM, or fewer."""
+    tiles = -(-len(weight) // 128)
+    return max(split for split in SPLITS if split == 1 or split * tiles <= 264)
+
+
+def config_for(weight: Tensor, rows: int, split: int) -> KernelConfig:
+    """What was found best for this GEMM, else the usual."""
+    key = (*weight.shape, row_block(rows), split)
+    return chosen.get(key, CONFIGS[0])._replace(split=split)
+
+
+def row_block(rows: int) -> int:
+    """Rows as the kernel is compiled for them: a power of two."""
+    return max(16, 1 << (rows - 1).bit_length())
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels of our own run there."""
+    return (
+        can_compile(device)
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= _CAPABILITY
+    )
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether `torch.compile` has what it needs there, Triton and a GPU that it serves."""
+    return (
+        device.type == "cuda"
+        and find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device) >= _COMPILED
+    )
+
+
+def takes_heads(dim: int) -> bool:
+    """Whether our kernels serve heads of this size: powers of two whose keys a multiprocessor holds several times."""
+    return dim in (16, 32, 64, 128)
+
+
+def why_not_split_k(by: Projection, dtype: torch.dtype) -> str | None:
+    """Why this projection of rows in `dtype` is left to the library; None where it need not be."""
+    weight = by.weight
+    if by.scale is None:
+        return "its weights are not fp8"
+    if weight.device.type != "cuda":
+        return None  # in torch, for tests
+    if not has_kernels(weight.device):
+        return "it needs Triton and a GPU of Hopper's generation or later"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"its rows are {dtype}"
+    if weight.shape[1] % _FEWEST_INPUTS or not weight.is_contiguous():
+        return f"it has {weight.shape[1]} inputs"
+    return None
+
+
+def input_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What rows of this dtype become for a split-K GEMM."""
+    return torch.float16 if dtype == torch.bfloat16 else dtype
+
+
+def as_input(x: Tensor) -> Tensor:
+    """x as a split-K GEMM takes it."""
+    if x.dtype != torch.bfloat16:
+        return x
+    return x.clamp(-FP16_LIMIT, FP16_LIMIT).to(torch.float16)
+
+
+def split_k_op(split: int) -> Callable[..., Tensor]:
+    """The operation that gives a GEMM's partials: of rows as input, weight, scale, and the dtype of a single partial."""
+    return _OPERATIONS[split]
+
+
+@cache  # one function for each: what was compiled for it serves all engines
+def project_to_partials(split: int, dtype: torch.dtype) -> Project:
+    """A projection that leaves its partials, and its bias, to be added: [split, n, out]."""
+    operation = split_k_op(split)
+
+    def project_partials(x: Tensor, by: Projection) -> Tensor:
+        return operation(as_input(x), by.weight, by.scale, dtype)
+
+    return project_partials
+
+
+@cache
+def split_k_project(split: int, dtype: torch.dtype) -> Project:
+    """A projection by so many splits of K, with its result in `dtype`."""
+    operation = split_k_op(split)
+
+    def project_split(x: Tensor, by: Projection) -> Tensor:
+        partials = operation(as_input(x), by.weight, by.scale, dtype)
+        out = partials[0] if len(partials) == 1 else partials.sum(0)
+        return (out if by.bias is None else out + by.bias).to(dtype)
+
+    return project_split
+
+
+def gemm_partials(
+    x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, config: KernelConfig
+) -> Tensor:
+    """x [m, k] as input times weight [n, k] and its scale [n] on a GPU, as partials [split, m, n]: fp32, or `dtype` for one."""
+    from tad.decoding.engine.gemm_kernel import launch
+
+    out = new_partials(x, weight, config.split, dtype)
+    launch(x if x.stride(1) == 1 else x.contiguous(), weight, scale, out, config)
+    return out
+
+
+def new_partials(x: Tensor, weight: Tensor, split: int, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(split, x.shape[0], weight.shape[0], dtype=dtype if split == 1 else torch.float32)
+
+
+def _partials_in_torch(x: Tensor, weight: Tensor, scale: Tensor, split: int, dtype: torch.dtype) -> Tensor:
+    inputs = x.shape[1]
+    bounds = [inputs * number // split for number in range(split + 1)]
+    partials = torch.stack(
+        [F.linear(x[:, low:high].float(), weight[:, low:high].float()) for low, high in pairwise(bounds)]
+    )
+    return (partials * scale).to(dtype if split == 1 else torch.float32)
+
+
+def _register(split: int) -> Callable[..., Tensor]:
+    """One operation per number of splits: compiled code must know the number, and takes it from the operation's name."""
+
+    def compute(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        if not x.is_cuda:
+            return _partials_in_torch(x, weight, scale, split, dtype)
+        return gemm_partials(x, weight, scale, dtype, config_for(weight, len(x), split))
+
+    def describe(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return new_partials(x, weight, split, dtype)
+
+    operation = torch.library.custom_op(
+        f"tad::split_k_gemm_{split}",
+        compute,
+        mutates_args=(),
+        schema="(Tensor x, Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
+    )
+    operation.register_fake(describe)
+    return operation
+
+
+_OPERATIONS = {split: _register(split) for split in SPLITS}

@@ -1,0 +1,121 @@
+"""The query layout of a forward: which tokens are computed, where their keys go, who sees what, whose outputs are wanted.
+
+Tokens of all rows are packed behind each other. Entries beyond the last are padding: their keys go to a dummy position
+that nobody sees, and their outputs to a padded index that nobody reads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tad.decoding.engine.buckets import StepShape
+from tad.decoding.state import DecodeSpec, DecodeState
+from tad.decoding.step import select_candidates
+
+
+class QueryLayout(NamedTuple):
+    """Packed queries as attention sees them: padded to [slots, width]."""
+
+    padded_index: Tensor  # [n] into [slots * width], slots * width for padding
+    bias: Tensor | None  # added to scores, [slots, 1, width or 1, kv_len]; None where all see all
+
+
+class PackedQueries(NamedTuple):
+    """Indices of one forward: of `tokens` computed, of `candidates` wanted, and of [slots, widest] positions to decide."""
+
+    token_row: Tensor  # [tokens]
+    token_place: Tensor  # KV position in its row
+    rope_position: Tensor  # position in the row's own text
+    kv_index: Tensor  # in the buffers of keys and values
+    every: QueryLayout  # of the tokens
+    row: Tensor  # [candidates]
+    source: Tensor  # KV position whose output predicts the candidate
+    source_token: Tensor  # index into the tokens
+    some: QueryLayout  # of the candidates
+    generated: Tensor  # position in the generated part
+    position: Tensor  # [slots, widest] positions in the generated part, in order
+    valid: Tensor
+    forced: Tensor
+
+    @property
+    def padded_index(self) -> Tensor | None:
+        return self.some.padded_index if len(self.position) > 1 else None
+
+
+def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: bool) -> PackedQueries:
+    """`uneven` says that some row has padding before its prompt or behind its generated part."""
+    slots, kv_len = rows.canvas.shape
+    device = rows.canvas.device
+    behind = rows.queries.cumsum(0)
+    first = behind - rows.queries
+    index = torch.arange(shape.tokens, device=device)
+    row = torch.searchsorted(behind, index, right=True).clamp(max=slots - 1)
+    inside = index < behind[-1]
+    offset = index - first[row]
+    place = rows.start[row] + offset
+    gap, left_out = rows.gap.unbind(1)
+    place = torch.where(inside, torch.where(place < gap[row], place, place + left_out[row]), 0)
+    position, valid, forced = select_candidates(rows, spec, shape.widest)
+    padded_index, wanted_row, source = _wanted(position, valid, spec, shape.candidates)
+    every = rows.start[:, None] + torch.arange(shape.window, device=device)
+    some = spec.prompt_len + position - spec.logit_shift
+    return PackedQueries(
+        token_row=row,
+        token_place=place,
+        rope_position=(place - rows.pad[row]).clamp(min=0),
+        kv_index=torch.where(inside, row * (kv_len + 1) + place, kv_len),
+        every=QueryLayout(
+            torch.where(inside, row * shape.window + offset, slots * shape.window),
+            _bias(rows, spec, uneven, every),
+        ),
+        row=wanted_row,
+        source=source,
+        source_token=(
+            first[wanted_row]
+            + source
+            - rows.start[wanted_row]
+            - torch.where(source < gap[wanted_row], 0, left_out[wanted_row])
+        ).clamp(0, shape.tokens - 1),
+        some=QueryLayout(padded_index, _bias(rows, spec, uneven, some)),
+        generated=source + spec.logit_shift - spec.prompt_len,
+        position=position,
+        valid=valid,
+        forced=forced,
+    )
+
+
+def _wanted(position: Tensor, valid: Tensor, spec: DecodeSpec, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Padded index, row and KV position of the outputs that predict the valid candidates, packed to `count`.
+
+    With one slot there is nothing to pack, and every entry is wanted.
+    """
+    slots, widest = position.shape
+    device = position.device
+    entry = torch.arange(slots * widest, device=device)
+    if slots == 1:
+        return entry, torch.zeros_like(entry), spec.prompt_len + position[0] - spec.logit_shift
+    flat = valid.reshape(-1)
+    rank = torch.where(flat, flat.long().cumsum(0) - 1, count)
+    padded_index = torch.full((count + 1,), slots * widest, dtype=torch.int64, device=device)
+    padded_index = padded_index.scatter(0, rank, entry)[:-1]
+    inside = padded_index.clamp(max=slots * widest - 1)
+    row = torch.div(inside, widest, rounding_mode="floor")
+    return padded_index, row, spec.prompt_len + position.reshape(-1)[inside] - spec.logit_shift
+
+
+def _bias(rows: DecodeState, spec: DecodeSpec, uneven: bool, query: Tensor) -> Tensor | None:
+    """0 or -inf for queries at KV positions [slots, width]: [slots, 1, width or 1, kv_len], None where all see all."""
+    causal = spec.decoder.schedule.block_causal
+    if not uneven and not causal:
+        return None
+    place = torch.arange(spec.kv_len, device=query.device)
+    end = rows.prompt_len + rows.length[:, None]
+    seen = ((place >= rows.pad[:, None]) & (place < end))[:, None, None]
+    if causal:
+        block, own = ((rows.table.block_of(of - spec.prompt_len) + 1).clamp(min=0) for of in (place, query))
+        seen = seen & (block <= own[:, None, :, None])
+    zeros = torch.zeros(seen.shape, dtype=rows.confidence.dtype, device=seen.device)
+    return zeros.masked_fill(~seen, float("-inf"))
