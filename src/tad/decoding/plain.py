@@ -18,7 +18,7 @@ from tad.decoding.sampler import Samples, measure, sample
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import decide, select_candidates, step
 from tad.decoding.unmasking import Credit, OwnCanvas, TopKPerStep
-from tad.models import AttentionMask, MaskedDiffusionModel
+from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel
 
 
 class PlainSizes(NamedTuple):
@@ -163,7 +163,7 @@ class PlainForward:
         out = model(
             canvas,
             position_ids=(place - pad[:, None]).clamp(min=0),
-            mask=self._mask(rows, place, pad, sizes),
+            mask=self._mask(model, rows, place, pad, sizes),
             logits_at=source,
             head=False,
         ).hidden
@@ -195,7 +195,7 @@ class PlainForward:
         out = self.model(
             rows.canvas.gather(1, position),
             position_ids=(position - rows.pad[:, None]).clamp(min=0),
-            mask=self._mask(rows, place, rows.pad, sizes),
+            mask=self._mask(self.model, rows, place, rows.pad, sizes),
             cache=self.cache.narrow(count, first),
             cache_position=cache_position,
             logits_at=None if keeps else index.clamp(0, position.shape[1] - 1),
@@ -211,17 +211,17 @@ class PlainForward:
             kept.scatter_(1, (cache_position % kept.shape[1])[:, :, None].expand_as(out), out)
         return kept.gather(1, source[:, :, None].expand(-1, -1, out.shape[-1]))
 
-    def _mask(self, rows: DecodeState, place: Tensor, pad: Tensor, sizes: PlainSizes) -> AttentionMask:
+    def _mask(
+        self, model: MaskedDiffusionModel, rows: DecodeState, place: Tensor, pad: Tensor, sizes: PlainSizes
+    ) -> AttentionMask:
         """Who sees whom among the KV positions `place` [m]; `pad` [views]."""
-        keys = blocks = None
-        views = len(pad) // len(rows.canvas)
+        real = layout = None
         if sizes.uneven:
-            end = rows.prompt_len + rows.length.repeat(views)
-            keys = (place >= pad[:, None]) & (place < end[:, None])
+            end = rows.prompt_len + rows.length.repeat(len(pad) // len(rows.canvas))
+            real = (place >= pad[:, None]) & (place < end[:, None])
         if self.spec.decoder.schedule.block_causal:
-            blocks = (rows.table.block_of(place - rows.prompt_len) + 1).clamp(min=0)
-            blocks = blocks.expand(len(rows.canvas), -1).repeat(views, 1)
-        return AttentionMask(keys, blocks)
+            layout = BlockLayout(rows.table.size)
+        return model.attention_mask(place - pad[:, None], rows.prompt_len - pad[:, None], real, layout)
 
     def sample(self, outputs: Tensor, rows: DecodeState, row: Tensor, position: Tensor) -> Samples:
         spec = self.spec

@@ -284,6 +284,7 @@ class Scheduler:
 
     def _open(self, shares: _Shares, rows: int) -> Batch:
         lm = self.lm
+        blocks = lm.model.shape.blocks
         spec = DecodeSpec(
             shares.decoder,
             lm.tokens,
@@ -293,6 +294,7 @@ class Scheduler:
             shares.length,
             shares.scored,
             shares.given,
+            absolute_grid=blocks is not None and blocks.grid == "absolute",
         )
         slots = self.slots if self.room is not None else _more_slots(rows)
         engine = self._engine(shares)

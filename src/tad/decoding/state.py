@@ -51,6 +51,7 @@ class DecodeSpec:
     length: int  # positions to generate
     scored: bool = False
     given: bool = False
+    absolute_grid: bool = False  # blocks lie on a grid that begins with the row's first token
 
     @property
     def kv_len(self) -> int:
@@ -118,6 +119,9 @@ class DecodeState:
         for row, request in enumerate(requests):
             canvas[row, spec.prompt_len + request.length :] = tokens.eos
         rows, block = len(requests), spec.decoder.schedule.block or length
+        offset = None
+        if spec.absolute_grid:
+            offset = torch.tensor([len(prompt) % block for prompt in prompts], device=device)
         flat = torch.zeros(rows, dtype=torch.int64, device=device)
         wide = torch.zeros(rows, length, dtype=torch.int64, device=device)
         made = cls(
@@ -138,7 +142,7 @@ class DecodeState:
             revealed=wide - 1,
             revealed_confidence=wide.float(),
             facts=torch.zeros(rows, len(RowFacts._fields), dtype=torch.int64, device=device),
-            table=BlockTable.start(rows, length, block, device),
+            table=BlockTable.start(rows, length, block, device, offset),
         )
         if isinstance(spec.decoder.rule, Credit):
             made.credit = torch.zeros(rows, length, spec.vocab, device=device)

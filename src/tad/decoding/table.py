@@ -2,7 +2,7 @@
 
 Everything a schedule, a cache policy or a step must remember between forwards is here. Masks left are read off the canvas
 on every step and never counted by hand. Blocks begin behind the prompt; with an `offset` they lie on a grid that began
-before it, so that the first block holds the end of the prompt too. No family of today needs that.
+before it, so that the first block holds the end of the prompt too: for models that were trained on such a grid.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.state import DecodeSpec, DecodeState
 from tad.decoding.step import select_candidates
+from tad.models import block_index
 
 
 class QueryLayout(NamedTuple):
@@ -115,7 +116,7 @@ def _bias(rows: DecodeState, spec: DecodeSpec, uneven: bool, query: Tensor) -> T
     end = rows.prompt_len + rows.length[:, None]
     seen = ((place >= rows.pad[:, None]) & (place < end))[:, None, None]
     if causal:
-        block, own = ((rows.table.block_of(of - spec.prompt_len) + 1).clamp(min=0) for of in (place, query))
+        block, own = (block_index(of, spec.prompt_len, rows.table.size) for of in (place, query))
         seen = seen & (block <= own[:, None, :, None])
     zeros = torch.zeros(seen.shape, dtype=rows.confidence.dtype, device=seen.device)
     return zeros.masked_fill(~seen, float("-inf"))
