@@ -132,21 +132,44 @@ def test_where_all_connections_are_at_work_another_gets_a_503(
             one.close()
 
 
+@pytest.mark.parametrize(
+    ("receive_buffer", "n"),
+    [(1024, 1), (2**16, 4)],
+    ids=["taken by no kernel", "taken by the client's kernel"],
+)
 def test_streams_nobody_reads_are_dropped_and_another_client_is_served(
-    plain: LM, monkeypatch: pytest.MonkeyPatch
+    plain: LM, monkeypatch: pytest.MonkeyPatch, receive_buffer: int, n: int
 ) -> None:
-    Slow(plain, monkeypatch, seconds=0.05)  # 6 s for an answer of 128 forwards
-    with live(plain, Settings(batch=16, stall_seconds=0.3, unread_bytes=2048)) as server:
-        options = {"max_tokens": 128, "decoder": "one-by-one", "stream": True, "reveals": True}
-        stalled = [open_request(server, receive_buffer=1024, **options) for _ in range(16)]
+    Slow(plain, monkeypatch, seconds=0.1)  # 12 s for an answer of 128 forwards
+    with live(plain, Settings(batch=16, stall_seconds=0.4)) as server:
+        options = {"max_tokens": 128, "decoder": "one-by-one", "stream": True, "reveals": True, "n": n}
+        stalled = [open_request(server, receive_buffer, **options) for _ in range(16 // n)]
         wait_until(lambda: server.engine.running == 16)
         began = time.monotonic()
         assert server.chat(max_tokens=32, decoder="tad").status_code == 200
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 6
         wait_until(lambda: server.engine.counts.cancelled == 16)
         assert server.engine.counts.finished == 1
         for one in stalled:
             one.close()
+
+
+def test_a_client_that_reads_slowly_or_waits_for_a_slow_model_is_not_dropped(
+    plain: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Slow(plain, monkeypatch, seconds=0.05)
+    with live(plain, Settings(stall_seconds=0.4)) as server:
+        connection = open_request(
+            server, 1024, max_tokens=64, decoder="one-by-one", stream=True, reveals=True
+        )
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            piece = connection.recv(2000)
+            assert piece, answer[-200:]
+            answer += piece
+            time.sleep(0.02)
+        assert b"[DONE]" in answer
+        connection.close()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Settings:
     head_seconds: float = 10.0  # for the head of a request to arrive, and between two requests
     body_bytes: int = 2**20
     body_seconds: float = 30.0  # for a body to arrive
-    stall_seconds: float = 5.0  # longest time a client may read nothing of its answer
+    stall_seconds: float = 10.0  # longest time a client may read nothing of its answer
     unread_bytes: int = 2**13  # of an answer that are kept for such a client, here and again in the kernel
     grace: float = 30.0  # for requests in flight when the server is told to stop
     key: str | None = field(default=None, repr=False)
