@@ -129,9 +129,7 @@ def test_an_adapter_for_another_size_is_refused(tmp_path: Path) -> None:
 def test_an_adapter_with_more_layers_is_refused(tmp_path: Path) -> None:
     adapted(tmp_path / "base", "llada").peft.save_pretrained(tmp_path / "adapter")
     folder = write_checkpoint(tmp_path / "short", "llada", n_layers=1)
-    with pytest.raises(
-        TadError, match=r"adapts model.transformer.blocks.1.\S+, which this model does not have"
-    ):
+    with pytest.raises(TadError, match=r"adapts model.transformer.blocks.1.\S+, which is no projection"):
         tad.load(folder, adapter=tmp_path / "adapter")
 
 
@@ -149,7 +147,7 @@ def test_broken_adapter_directories_are_refused(tmp_path: Path) -> None:
     weights.write_bytes(good_weights[:-1])
     refused("adapter_model.safetensors: is truncated")
     save_file({"x": torch.zeros(1)}, weights)
-    refused("holds no LoRA weights")
+    refused("adapter_model.safetensors: x is not")
     weights.unlink()
     refused("adapter_model.safetensors: missing")
     (adapter / "adapter_model.bin").write_bytes(b"")
@@ -158,7 +156,7 @@ def test_broken_adapter_directories_are_refused(tmp_path: Path) -> None:
     config.write_text(json.dumps({**json.loads(good_config), "peft_type": "IA3"}))
     refused("peft_type 'IA3' is not supported")
     config.write_text(json.dumps({**json.loads(good_config), "r": 3}))
-    refused("adapter_config.json: PEFT does not load this adapter")
+    refused("adapter_config.json: .*rank|adapter_config.json: PEFT")
     config.unlink()
     refused("adapter_config.json: missing; this directory is not a PEFT adapter")
     with pytest.raises(TadError, match="no such directory"):
@@ -179,7 +177,7 @@ def test_weights_and_targets_that_do_not_match_are_refused(tmp_path: Path) -> No
     config.write_text(json.dumps(values))
     gone = next(name for name in tensors if "blocks.1.q_proj" in name)
     save_file({name: value for name, value in tensors.items() if name != gone}, weights)
-    with pytest.raises(TadError, match=r"has no weights for model\.transformer\.blocks\.1\.q_proj, which"):
+    with pytest.raises(TadError, match=r"has no weights for model\.transformer\.blocks\.1\.q_proj"):
         tad.load(folder, adapter=adapter)
     save_file(tensors, weights)
     assert tad.load(folder, adapter=adapter).peft is not None

@@ -1,24 +1,29 @@
 """A checkpoint directory: where it is, whether it is whole, and what it says about itself.
 
 Everything here reads JSON files and safetensors headers, never the weights, so that a bad directory is refused in a
-second and in one line. Loading the weights is `tad.models.lm`'s business.
+second and in one line. A directory may be a stranger's: files must be plain and of a sensible size, numbers are bounded and
+held to the headers before a network is built, and of config.json only the family's own fields reach a library. Loading the
+weights is `tad.models.lm`'s business.
 """
 
 from __future__ import annotations
 
 import json
-import struct
+import math
+import stat
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from tad.errors import TadError
 from tad.models.family import Family, family_of
-from tad.models.transformer import MaskedDiffusionModel
+from tad.models.transformer import MaskedDiffusionModel, Shape
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -33,6 +38,19 @@ DTYPES = {
     "fp32": torch.float32,
     "float": torch.float32,
 }
+_LARGEST_TEXT = 64 * 2**20  # bytes of a JSON, vocabulary or template file; released ones have at most half
+_LARGEST = {"layers": 4096, "experts": 4096, "context": 2**31}  # other numbers of a shape: 2**24
+_MAY_BE_ZERO = {"dense_layers", "shared_mlp"}
+# Fields of config.json that libraries act on, besides those of transformers' own config class. They stay in the file.
+_DROPPED = {
+    "attn_implementation",
+    "experts_implementation",
+    "auto_map",
+    "use_kernels",
+    "kernel_config",
+    "device_map",
+}
+_KEPT = {"architectures", "rope_parameters", "dtype", "torch_dtype"}
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -92,43 +110,56 @@ def locate(source: str | Path, revision: str | None = None, weights: bool = True
         ) from None
 
 
+def check_files(folder: Path) -> None:
+    """Refuse a directory with pipes, devices or texts too large to read; libraries would wait or fill the memory."""
+    for path in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+        if path.exists() and not path.is_dir():
+            check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not a plain file (links to one are), and texts too large to read."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise TadError(f"{path}: is not a plain file")
+    if any(path.match(pattern) for pattern in TEXT_FILES) and about.st_size > _LARGEST_TEXT:
+        raise TadError(f"{path}: has {about.st_size} bytes, more than {_LARGEST_TEXT}")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file that must be there."""
     try:
+        check_file(path)
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TadError(f"{path}: missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TadError(f"{path}: is not valid JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise TadError(f"{path}: is not valid JSON ({_first_line(error)})") from None
     if not isinstance(value, dict):
         raise TadError(f"{path}: should hold a JSON object, holds a {type(value).__name__}")
     return value
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file; the file must be as long as its header says."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if 8 + length > size:
-            raise TadError(f"{path}: is truncated or not a safetensors file; copy or download it again")
-        try:
-            entries = json.loads(file.read(length))
-            tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
-            end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-            stored = {
-                name: Stored(path, entry["dtype"], tuple(entry["shape"])) for name, entry in tensors.items()
+    """The tensors of a safetensors file, whose header the library has held to the file's length."""
+    check_file(path)
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            found = {
+                name: Stored(path, str(part.get_dtype()), tuple(part.get_shape()))
+                for name, part in slices.items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise TadError(
-                f"{path}: its safetensors header cannot be read; copy or download it again"
-            ) from None
-    if 8 + length + end != size:
+    except (SafetensorError, OSError, ValueError) as error:
         raise TadError(
-            f"{path}: is truncated ({size} bytes, its header says {8 + length + end}); copy or download it again"
-        )
-    return stored
+            f"{path}: is truncated or no safetensors file ({_first_line(error)}); copy or download it again"
+        ) from None
+    for name, tensor in found.items():
+        if tensor.dtype not in HEADER_DTYPES:
+            raise TadError(
+                f"{path}: {name} is stored as {tensor.dtype}; only BF16, F16 and F32 are supported"
+            )
+    return found
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -141,6 +172,38 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if found is None:
         raise TadError(f"dtype '{dtype}' is not supported; use bfloat16, float16 or float32")
     return found
+
+
+def _own_fields(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
+    """Of config.json, the fields that the family names and those no library knows."""
+    from transformers import PreTrainedConfig
+
+    classes = config_class.__mro__[: config_class.__mro__.index(PreTrainedConfig)]
+    named = _KEPT.union(*(one.__annotations__ for one in classes))
+    known = {*PreTrainedConfig.__annotations__, *dir(PreTrainedConfig), *_DROPPED}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in named or not (name in known or name.startswith("_"))
+    }
+
+
+def _check_numbers(shape: Shape, path: Path) -> None:
+    """Every number of a shape has its type and lies where a network can be built."""
+    for field in fields(shape):
+        value = getattr(shape, field.name)
+        if field.type == "bool":
+            if type(value) is not bool:
+                raise TadError(f"{path}: {field.name} should be true or false, is {value!r:.40}")
+        elif field.type == "float":
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise TadError(f"{path}: {field.name} should be a positive number, is {value!r:.40}")
+        elif field.type == "int" or (field.type == "int | None" and value is not None):
+            least, most = int(field.name not in _MAY_BE_ZERO), _LARGEST.get(field.name, 2**24)
+            if type(value) is not int or not least <= value <= most:
+                raise TadError(
+                    f"{path}: {field.name} should be an integer from {least} to {most}, is {value!r:.40}"
+                )
 
 
 @dataclass(frozen=True)
@@ -160,19 +223,19 @@ class Checkpoint:
             raise TadError(
                 f"{folder}: is an adapter, not a model; load its base model and pass this as the adapter"
             )
+        check_files(folder)
         values = read_json(path)
         family = family_of(values.get("model_type"), str(path))
+        if values.get("quantization_config") is not None:
+            raise TadError(f"{path}: quantization_config is not supported; give the unquantized checkpoint")
         try:
-            config = family.config_class.from_dict(dict(values))
+            config = family.config_class.from_dict(_own_fields(values, family.config_class))
             shape = config.shape
         except TadError as error:
             raise TadError(f"{folder}: {error}") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise TadError(f"{path}: {_first_line(error)}") from None
-        for field in ("width", "layers", "heads", "kv_heads", "head_dim", "mlp", "vocab", "context"):
-            value = getattr(shape, field)
-            if not isinstance(value, int) or value < 1:
-                raise TadError(f"{path}: {field} should be a positive integer, is {value!r}")
+        _check_numbers(shape, path)
         if shape.heads % shape.kv_heads or shape.head_dim % 2:
             raise TadError(
                 f"{path}: {shape.heads} heads of {shape.head_dim} and {shape.kv_heads} key heads do not fit together"
@@ -205,9 +268,12 @@ class Checkpoint:
     def _weight_map(self) -> dict[str, str]:
         names = read_json(self.folder / INDEX).get("weight_map")
         if not isinstance(names, dict) or not all(
-            isinstance(name, str) and Path(name).name == name for name in names.values()
+            isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+            for name in names.values()
         ):
-            raise TadError(f"{self.folder / INDEX}: weight_map should map tensor names to files next to it")
+            raise TadError(
+                f"{self.folder / INDEX}: weight_map should map tensor names to .safetensors files next to it"
+            )
         return names
 
     @cached_property
@@ -232,8 +298,17 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Hold the stored tensors to the config: same names, same shapes."""
+        stored, names = self.tensors, self.family.names
+        start, layers = f"{names.layers}.", self.config.shape.layers
+        found = len({name.removeprefix(start).split(".")[0] for name in stored if name.startswith(start)})
+        if found != layers:  # checked before a network of that many is built, as are experts
+            raise TadError(f"{self.folder / 'config.json'}: has {layers} layers, the weights have {found}")
+        experts = getattr(self.config.shape, "experts", 0)
+        if experts * (layers - getattr(self.config.shape, "dense_layers", 0)) > len(stored):
+            raise TadError(
+                f"{self.folder / 'config.json'}: has {experts} experts, more than the weights have"
+            )
         wanted = {name: tuple(value.shape) for name, value in self.on_meta().state_dict().items()}
-        stored = self.tensors
         for name, shape in wanted.items():
             if name not in stored:
                 raise TadError(f"{self.folder}: {name} is missing from the weights (config.json implies it)")
@@ -248,7 +323,6 @@ class Checkpoint:
 
     def _head_repeats_embedding(self, stored: Mapping[str, Stored]) -> bool:
         """Some tied checkpoints also store the head; that is fine as long as it is the embedding."""
-        from safetensors import safe_open
 
         def read(name: str) -> torch.Tensor:
             with safe_open(stored[name].file, "pt") as file:
@@ -269,22 +343,10 @@ class Checkpoint:
         declared = self.declared_dtype
         if declared is not None:
             return declared
-        sizes: dict[str, int] = {}
+        sizes = Counter[str]()
         for stored in self.tensors.values():
-            sizes[stored.dtype] = sizes.get(stored.dtype, 0) + _count(stored.shape)
-        most = max(sizes, key=lambda name: sizes[name])
-        if most not in HEADER_DTYPES:
-            raise TadError(
-                f"{self.folder}: weights are stored as {most}; only BF16, F16 and F32 are supported"
-            )
-        return HEADER_DTYPES[most]
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
+            sizes[stored.dtype] += math.prod(stored.shape)
+        return HEADER_DTYPES[sizes.most_common(1)[0][0]]
 
 
 def _first_line(error: Exception) -> str:

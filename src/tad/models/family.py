@@ -141,10 +141,10 @@ def family_named(name: str) -> Family:
     raise TadError(f"family '{name}' is not known; known: {', '.join(f.name for f in FAMILIES.values())}")
 
 
-def family_of(model_type: str | None, where: str = "config.json") -> Family:
+def family_of(model_type: object, where: str = "config.json") -> Family:
     """The family of a config's `model_type`."""
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise TadError(
-            f"{where}: model_type {model_type!r} is not supported; known: {', '.join(sorted(FAMILIES))}"
+            f"{where}: model_type {model_type!r:.40} is not supported; known: {', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[model_type]

@@ -142,8 +142,5 @@ def _describe(
 
 
 def _describe_adapter(adapter: str | Path, model: MaskedDiffusionModel, family: Family) -> AdapterInfo:
-    folder = lora.locate_adapter(adapter)
-    values = lora.verify_adapter(folder, model, family)
-    _, stored = lora.read_adapter(folder)
-    sizes = [torch.Size(tensor.shape).numel() for tensor in stored.values()]
-    return AdapterInfo(str(adapter), int(values.get("r", 8)), float(values.get("lora_alpha", 8)), sum(sizes))
+    found = lora.verify_adapter(lora.locate_adapter(adapter), model, family)
+    return AdapterInfo(str(adapter), found.config.r, float(found.config.lora_alpha), found.parameters)

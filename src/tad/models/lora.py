@@ -2,22 +2,29 @@
 
 The adapters are PEFT's own, in PEFT's own format. Attaching one replaces layers of the model in place, so `LM.model`
 stays the plain model (with adapters inside) and `LM.peft` is the handle that trains, disables and saves them.
+
+An adapter may be a stranger's. Its header is held to the model first: lora_A and lora_B of the model's projections and nothing
+else. PEFT then gets a configuration made here, of what the header shows and a few checked fields of the file.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tad.errors import TadError
-from tad.models.checkpoint import Stored, locate, read_header, read_json
+from tad.models.checkpoint import Stored, check_files, locate, read_header, read_json
 from tad.models.family import FAMILIES, Family
 from tad.models.transformer import MaskedDiffusionModel
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<side>[AB])\.weight")
+# Fields that say where an adapter comes from or which modules it has, which its weights say better.
+_IGNORED = {"base_model_name_or_path", "revision", "task_type", "peft_type", "peft_version", "inference_mode", "auto_mapping",
+            "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}  # fmt: skip
 
 
 def lora_config(
@@ -64,8 +71,16 @@ def locate_adapter(adapter: str | Path) -> Path:
     return folder
 
 
-def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """An adapter's configuration and the header of its weights."""
+class Adapter(NamedTuple):
+    """An adapter that fits its model: what PEFT is told, and its size."""
+
+    config: Any  # LoraConfig
+    parameters: int
+
+
+def verify_adapter(folder: Path, model: MaskedDiffusionModel, family: Family) -> Adapter:
+    """Hold an adapter to a model before PEFT touches either."""
+    check_files(folder)
     values = read_json(folder / CONFIG)
     if values.get("peft_type") != "LORA":
         raise TadError(
@@ -75,34 +90,131 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     if not weights.is_file():
         pickled = " (pickled weights are not read)" if (folder / "adapter_model.bin").exists() else ""
         raise TadError(f"{weights}: missing{pickled}")
-    return values, read_header(weights)
+    stored = read_header(weights)
+    ranks = _check_weights(weights, stored, model, family)
+    _check_targets(folder, values, set(ranks), model)
+    size = sum(math.prod(tensor.shape) for tensor in stored.values())
+    return Adapter(_make_config(folder / CONFIG, values, ranks, model), size)
 
 
-def verify_adapter(folder: Path, model: MaskedDiffusionModel, family: Family) -> dict[str, Any]:
-    """Hold an adapter to a model before PEFT touches it; returns the adapter's configuration."""
-    values, stored = read_adapter(folder)
-    modules = dict(model.named_modules())
+def _check_weights(
+    weights: Path, stored: dict[str, Stored], model: MaskedDiffusionModel, family: Family
+) -> dict[str, int]:
+    """The rank of every adapted projection, by its path in the model."""
+    known = {
+        f"{model.names.layers}.{layer.index}.{path}": layer.part(path).weight.shape
+        for layer, path in model.projections()
+    }
+    ranks: dict[str, dict[str, int]] = {}
     for key, tensor in stored.items():
-        path, _, part = key.removeprefix(_PREFIX).partition(".lora_")
-        if not part:
-            continue
-        if path not in modules:
+        found = _KEY.fullmatch(key)
+        if found is None:
             raise TadError(
-                f"{folder / WEIGHTS}: adapts {path}, which this model does not have{_whose(path, family)}"
+                f"{weights}: {key} is not a lora_A or lora_B weight; an adapter holds nothing else"
             )
-        weight = getattr(modules[path], "weight", None)
-        if weight is None or len(tensor.shape) != 2 or part not in ("A.weight", "B.weight"):
-            continue
-        rows, columns = weight.shape
-        have, want = (tensor.shape[1], columns) if part.startswith("A") else (tensor.shape[0], rows)
-        if have != want:
+        path, side = found["path"], found["side"]
+        if path not in known:
             raise TadError(
-                f"{folder / WEIGHTS}: {key} has shape {list(tensor.shape)}, the model's {path} is {list(weight.shape)};"
+                f"{weights}: adapts {path}, which is no projection of this model's layers{_whose(path, family)}"
+            )
+        rows, columns = known[path]
+        fits = len(tensor.shape) == 2 and tensor.shape[side == "A"] == (columns if side == "A" else rows)
+        if not fits:
+            raise TadError(
+                f"{weights}: {key} has shape {list(tensor.shape)}, the model's {path} is {[rows, columns]};"
                 " this adapter belongs to a model of another size"
             )
-    if not any(".lora_" in key for key in stored):
-        raise TadError(f"{folder / WEIGHTS}: holds no LoRA weights")
-    return values
+        ranks.setdefault(path, {})[side] = tensor.shape[side == "B"]
+    for path, sides in ranks.items():
+        if sides.get("A") != sides.get("B"):
+            raise TadError(f"{weights}: has no weights for {path} of one rank on both sides (lora_A, lora_B)")
+    if not ranks:
+        raise TadError(f"{weights}: holds no LoRA weights")
+    return {path: sides["A"] for path, sides in ranks.items()}
+
+
+def _check_targets(
+    folder: Path, values: dict[str, Any], adapted: set[str], model: MaskedDiffusionModel
+) -> None:
+    """The projections that the configuration names must be those that have weights, else something got lost."""
+    targets = values.get("target_modules")
+    paths = [f"{model.names.layers}.{layer.index}.{path}" for layer, path in model.projections()]
+    if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
+        named = {path for path in paths if any(f".{path}".endswith(f".{target}") for target in targets)}
+    elif targets == "all-linear":
+        named = set(paths)
+    elif isinstance(targets, str):
+        pattern = _compile(targets, folder / CONFIG, "target_modules")
+        named = {path for path in paths if pattern.fullmatch(path)}
+    else:
+        raise TadError(f"{folder / CONFIG}: target_modules should be a list of names or a pattern")
+    for path in sorted(adapted - named):
+        raise TadError(
+            f"{folder / CONFIG}: target_modules leaves out {path}, which {WEIGHTS} has weights for"
+        )
+    if values.get("layers_to_transform") is None:
+        for path in sorted(named - adapted):
+            raise TadError(f"{folder / WEIGHTS}: has no weights for {path}, which {CONFIG} names")
+
+
+def _compile(pattern: str, where: Path, field: str) -> re.Pattern[str]:
+    """A pattern of a stranger, as long as matching it cannot take long: few repetitions, none of groups."""
+    simple = len(pattern) < 10_000 and not re.search(r"[)\]][*+?{]|\(\?", pattern)
+    if not simple or sum(pattern.count(sign) for sign in "*+{") > 3:
+        raise TadError(f"{where}: {field} has a pattern that is not simple enough: {pattern[:60]!r}")
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        raise TadError(f"{where}: {field} has a pattern that cannot be read: {pattern[:60]!r}") from None
+
+
+def _make_config(
+    where: Path, values: dict[str, Any], ranks: dict[str, int], model: MaskedDiffusionModel
+) -> Any:
+    from peft import LoraConfig
+
+    usual = LoraConfig().to_dict()
+    given = {
+        "r": values.get("r", usual["r"]),
+        "lora_alpha": values.get("lora_alpha", usual["lora_alpha"]),
+        "lora_dropout": values.get("lora_dropout", usual["lora_dropout"]),
+        "use_rslora": values.get("use_rslora", False),
+        "init_lora_weights": values.get("init_lora_weights", True),
+        "rank_pattern": values.get("rank_pattern") or {},
+        "alpha_pattern": values.get("alpha_pattern") or {},
+    }
+    largest = max(ranks.values())
+    numbers = {
+        "r": [given["r"]],
+        "lora_alpha": [given["lora_alpha"]],
+        "lora_dropout": [given["lora_dropout"]],
+    }
+    for field in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(given[field], dict):
+            raise TadError(f"{where}: {field} should be an object")
+        for pattern in given[field]:
+            _compile(pattern, where, field)
+        numbers[field] = list(given[field].values())
+    for field, found in numbers.items():
+        for value in found:
+            whole = field in ("r", "rank_pattern")
+            most = largest if whole else 1.0 if field == "lora_dropout" else 1e6
+            if type(value) not in ((int,) if whole else (int, float)) or not int(whole) <= value <= most:
+                raise TadError(f"{where}: {field} should be a number up to {most}, is {value!r:.40}")
+    if not given["rank_pattern"] and set(ranks.values()) != {given["r"]}:
+        raise TadError(f"{where}: r is {given['r']}, the weights have rank {largest}")
+    for field in ("use_rslora", "init_lora_weights"):
+        if type(given[field]) is not bool:
+            raise TadError(f"{where}: {field} should be true or false, is {given[field]!r:.40}")
+    for field, value in values.items():
+        if (
+            field not in given
+            and field not in _IGNORED
+            and value not in (usual.get(field), None, False, [], {})
+        ):
+            raise TadError(f"{where}: {field} is not supported")
+    whole = len(ranks) == sum(1 for _ in model.projections())
+    return LoraConfig(**given, target_modules=lora_targets(model) if whole else list(ranks))
 
 
 def load_adapter(model: MaskedDiffusionModel, family: Family, adapter: str | Path) -> Any:
@@ -110,33 +222,15 @@ def load_adapter(model: MaskedDiffusionModel, family: Family, adapter: str | Pat
     from peft import PeftModel
 
     folder = locate_adapter(adapter)
-    verify_adapter(folder, model, family)
+    config = verify_adapter(folder, model, family).config
     try:
-        handle = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False).eval()
+        return PeftModel.from_pretrained(
+            model, str(folder), config=config, autocast_adapter_dtype=False
+        ).eval()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         # The configuration is not that of the weights.
         first = str(error).strip().splitlines()[0]
         raise TadError(f"{folder / CONFIG}: PEFT does not load this adapter: {first}") from None
-    _check_loaded(folder, handle)
-    return handle
-
-
-def _check_loaded(folder: Path, handle: Any) -> None:
-    """PEFT leaves out weights that `target_modules` does not reach, and leaves fresh ones where none are stored."""
-    parts = [name.partition(".lora_") for name, _ in handle.named_parameters()]
-    wanted = {
-        (path.removeprefix(_PREFIX), part.replace(f".{handle.active_adapter}", "").removesuffix(".weight"))
-        for path, _, part in parts
-        if part
-    }
-    keys = (key.removeprefix(_PREFIX).partition(".lora_") for key in read_header(folder / WEIGHTS))
-    stored = {(path, part.removesuffix(".weight")) for path, _, part in keys if part}
-    for path, _ in sorted(stored - wanted):
-        raise TadError(
-            f"{folder / CONFIG}: target_modules leaves out {path}, which {WEIGHTS} has weights for"
-        )
-    for path, _ in sorted(wanted - stored):
-        raise TadError(f"{folder / WEIGHTS}: has no weights for {path}, which {CONFIG} names")
 
 
 def _whose(path: str, family: Family) -> str:

@@ -46,12 +46,15 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         raise TadError(
             f"{folder}: its tokenizer cannot be read ({' '.join(str(error).split())[:200]})"
         ) from None
-    for number, token in settings.get("added_tokens_decoder", {}).items():
-        found = tokenizer.convert_tokens_to_ids(token["content"])
-        if found != int(number):
-            raise TadError(
-                f"{folder / 'tokenizer_config.json'}: {token['content']} should be {number}, the vocabulary makes it {found}"
-            )
+    where = folder / "tokenizer_config.json"
+    try:
+        added = {int(n): str(one["content"]) for n, one in settings.get("added_tokens_decoder", {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise TadError(f"{where}: added_tokens_decoder should map ids to tokens") from None
+    for number, text in added.items():
+        found = tokenizer.convert_tokens_to_ids(text)
+        if found != number:
+            raise TadError(f"{where}: {text} should be {number}, the vocabulary makes it {found}")
     rows = checkpoint.config.shape.vocab
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if max(len(tokenizer), largest + 1) > rows:
@@ -75,6 +78,8 @@ def render_chat(tokenizer: Any, family: Family, messages: list[Message], prefix:
     _check(messages)
     own = tokenizer.chat_template
     template = (own.get("default") if isinstance(own, dict) else own) or family.chat_template
+    if not isinstance(template, str):
+        raise TadError("tokenizer_config.json: chat_template should be a string")
     values = {
         **tokenizer.special_tokens_map,
         "messages": [{**m, "content": escape_control(tokenizer, m["content"])} for m in messages],

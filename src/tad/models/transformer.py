@@ -62,6 +62,8 @@ def split_width(width: int, heads: int) -> int:
 def read_theta(config: Any) -> float:
     """The base of the rotary angles. Newer tools write it into `rope_parameters`; scaled positions are refused."""
     given = getattr(config, "rope_parameters", None) or {}
+    if not isinstance(given, dict):
+        raise TadError("config.json: rope_parameters should be an object")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind != "default":
         raise TadError(
@@ -73,7 +75,7 @@ def read_theta(config: Any) -> float:
 def read_blocks(config: Any, field: str, released: str) -> BlockLayout:
     """Block-causal attention on the absolute grid, its block size in a field of the config."""
     size = getattr(config, field)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if type(size) is not int or not 1 <= size <= 2**24:
         raise TadError(f"config.json: {field} is {size!r}; set it to the block size of training ({released})")
     return BlockLayout(size, "absolute")
 
