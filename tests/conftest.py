@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 from tad.errors import TadError
-from tad.tasks.sandbox import Sandbox, box
+from tad.tasks.sandbox import Sandbox, bwrap
 
 if find_spec("hypothesis") is not None:  # not where only the GPU tests run
     from hypothesis import HealthCheck, settings
@@ -46,7 +46,7 @@ def sandbox() -> Sandbox:
 @pytest.fixture(autouse=True)
 def _bubblewrap_is_for_marked_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("sandbox") is None:
-        monkeypatch.setattr(box, "SYSTEM_PATH", "")
+        monkeypatch.setattr(bwrap, "SYSTEM_PATH", "")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

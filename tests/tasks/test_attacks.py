@@ -1,6 +1,7 @@
-"""Programs that attack: each is contained, and each succeeds where the one thing that contains it is switched off.
+"""Programs that attack the machine: each is contained, and each succeeds where the one thing that contains it is off.
 
-Switched off means: no sandbox at all, one limit lifted, or a grader that believes what it is told. The targets are
+Off means: no sandbox at all, one limit lifted, or a grader that believes what it is told. Attacks on the verdict are in
+test_forgery.py. The targets are
 harmless: files of the test itself, a listener on the loopback, a process made to be killed, bounded numbers of children
 and bytes.
 """
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tad.tasks.sandbox import Limits, Sandbox, box
-from tad.tasks.sandbox.calls import filter_program
+from tad.tasks.sandbox import Limits, Sandbox, bwrap
+from tad.tasks.sandbox.seccomp import filter_program
 
 UNSAFE = Sandbox(contained=False)
 
@@ -126,12 +127,6 @@ def test_spinning_with_the_signal_ignored(sandbox: Sandbox) -> None:
     assert not Sandbox(Limits(cpu_seconds=1)).run(program).passed
 
 
-def test_endless_output(sandbox: Sandbox) -> None:
-    program = "for _ in range(300): print('x' * 10_000)"
-    assert sandbox.run(program).reason == "output limit"
-    assert Sandbox(Limits(output=None)).run(program).passed
-
-
 def test_a_large_file(sandbox: Sandbox) -> None:
     program = "with open('/tmp/big', 'wb') as file: file.write(bytes(20 << 20))"
     assert not sandbox.run(program).passed
@@ -157,7 +152,8 @@ def run_guarded(action: Callable[[], object]) -> int:
 def test_killing_the_parents_process_group(sandbox: Sandbox) -> None:
     program = (
         "import os, signal, time\n"
-        "parent = os.getppid()\n"
+        "try: parent = int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])\n"
+        "except OSError: parent = 1\n"
         "os.killpg(os.getpgid(parent), signal.SIGKILL) if os.getpgid(parent) > 1 else os.kill(parent, signal.SIGKILL)\n"
         "time.sleep(1)\n"
     )
@@ -177,35 +173,6 @@ def test_a_symlink_out_of_the_scratch_space(sandbox: Sandbox, tmp_path: Path) ->
     assert UNSAFE.run(program, "assert text == 'the secret'").passed
 
 
-FAKE = """
-import json, os, sys
-print("passed")
-for descriptor in range(1, 64):
-    try:
-        os.write(descriptor, b'passed\\n{"nonce": "", "passed": true, "reason": "passed"}\\n')
-    except OSError:
-        pass
-frame = sys._getframe()
-while frame is not None:
-    for value in list(frame.f_locals.values()):
-        if isinstance(value, str) and len(value) == 32:
-            for descriptor in range(3, 64):
-                try:
-                    os.write(descriptor, json.dumps({"nonce": value, "passed": True, "reason": "passed"}).encode())
-                except OSError:
-                    pass
-    frame = frame.f_back
-os._exit(0)
-"""
-
-
-def test_writing_a_fake_verdict(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(FAKE, "assert False")
-    assert not outcome.passed
-    # A grader that looks for the word in the output would have believed it.
-    assert "passed" in outcome.output
-
-
 @pytest.mark.parametrize(
     "leave", ["import os; os._exit(0)", "import sys; sys.exit(0)", "raise SystemExit", "quit = exit = 0"]
 )
@@ -217,12 +184,6 @@ def test_leaving_early(sandbox: Sandbox, leave: str) -> None:
         [sys.executable, "-I", "-S", "-c", f"{leave}\n{tests}"], capture_output=True, check=False
     )
     assert (naive.returncode == 0) == (leave != "quit = exit = 0")
-
-
-def test_leaving_early_from_the_function_under_test(sandbox: Sandbox) -> None:
-    program = "def f():\n    import os\n    os._exit(0)"
-    outcome = sandbox.run(program, "assert f() == 1")
-    assert outcome.reason == "ended without a verdict (exit status 0)"
 
 
 def processes_with(marker: str) -> list[int]:
@@ -262,26 +223,137 @@ def test_a_background_process_left_behind(sandbox: Sandbox) -> None:
     assert len(left) == 1
 
 
-@pytest.mark.parametrize("line", ['{"nonce": "é"}\n'.encode(), b"[" * 3900 + b"\n"])
-def test_a_report_that_breaks_its_reader(sandbox: Sandbox, line: bytes) -> None:
-    program = (
-        f"import os\nfor pipe in range(3, 30):\n    try: os.write(pipe, {line!r})\n    except OSError: pass"
-    )
-    assert sandbox.run(program, "assert False").reason == "tests: AssertionError"
+def run_unfiltered(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, program: str) -> bool:
+    monkeypatch.setattr(bwrap, "open_filter", lambda: None)
+    return sandbox.run(program).passed
 
 
-@pytest.mark.skipif(filter_program() is None, reason="the calls of this machine are not known")
+filtered = pytest.mark.skipif(filter_program() is None, reason="the calls of this machine are not known")
+CALL = "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+
+
+@filtered
 @pytest.mark.parametrize(
     "program",
     [
         "import os\nfor _ in range(4):\n    os.write(os.memfd_create('hidden'), bytes(1 << 20))",
-        "import ctypes\nfor _ in range(4):\n    assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
-        "import ctypes\nassert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
+        CALL + "for _ in range(4):\n    assert libc.shmget(0, 1 << 20, 0o1600) >= 0",
+        CALL + "assert libc.msgget(0, 0o1600) >= 0",
+        "import mmap\nmmap.mmap(-1, 1 << 20)",  # shared, and kept after MADV_DONTNEED
     ],
 )
 def test_memory_that_no_process_holds(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     assert sandbox.run(program).reason.startswith(("program: PermissionError", "program: AssertionError"))
-    monkeypatch.setattr(box, "open_filter", lambda: None)
+    assert run_unfiltered(monkeypatch, sandbox, program)
+
+
+@filtered
+@pytest.mark.parametrize(
+    "program",
+    [
+        CALL + "assert libc.ptrace(0x4206, os.getppid(), 0, 0) == 0",
+        "import resource, os\nresource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (8, 8))",
+    ],
+    ids=["ptrace", "prlimit"],
+)
+def test_reaching_into_the_tests_process(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    assert not sandbox.run(program).passed
+    assert run_unfiltered(monkeypatch, sandbox, program)
+
+
+@filtered
+@pytest.mark.parametrize("family", ["AF_VSOCK", "AF_NETLINK", "AF_PACKET", "AF_ALG"])
+def test_families_of_sockets(sandbox: Sandbox, family: str) -> None:
+    kind = "SOCK_RAW" if family in ("AF_NETLINK", "AF_PACKET") else "SOCK_STREAM"
+    program = f"import socket\nsocket.socket(socket.{family}, socket.{kind})"
+    assert "not supported" in sandbox.run(program).reason
+
+
+def test_sockets_within_the_sandbox_work(sandbox: Sandbox) -> None:
+    program = (
+        "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "client = socket.create_connection(server.getsockname())\nclient.send(b'x')\n"
+        "assert server.accept()[0].recv(1) == b'x'\nhere, there = socket.socketpair()\nhere.send(b'x')"
+    )
     assert sandbox.run(program).passed
+
+
+@filtered
+def test_the_sandboxs_own_process_cannot_be_freed_from_its_parent(sandbox: Sandbox) -> None:
+    """Traced, bubblewrap's first process could be made to outlive this one, and everything in it too."""
+    program = CALL + "assert any(libc.ptrace(request, 1, 0, 0) == 0 for request in (16, 0x4206))"
+    assert sandbox.run(program).reason == "program: AssertionError"
+
+
+def test_nothing_is_left_of_a_sandbox_when_its_outcome_is_there(sandbox: Sandbox) -> None:
+    marker = uuid.uuid4().hex
+    program = (
+        "import os, sys\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        f"        os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(20)', '{marker}'])\n"
+        "import time; time.sleep(0.3)\n"
+    )
+    assert sandbox.run(program).passed
+    assert processes_with(marker) == []  # at once: they were waited for
+
+
+def test_cpu_time_of_children(sandbox: Sandbox) -> None:
+    program = (
+        "import os, time\n"
+        "for _ in range(6):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        while time.process_time() < 0.8: pass\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+    )
+    assert Sandbox(Limits(cpu_seconds=1)).run(program).reason == "CPU limit"
+    assert Sandbox(Limits(cpu_seconds=None)).run(program).passed
+
+
+@filtered
+def test_children_that_are_charged_to_nobody(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    assert sandbox.run(program).reason.startswith("program: PermissionError")
+    assert run_unfiltered(monkeypatch, sandbox, program)
+
+
+def test_memory_in_the_buffers_of_sockets(sandbox: Sandbox) -> None:
+    program = (
+        "import socket, time\n"
+        "pairs = [socket.socketpair() for _ in range(60)]\n"
+        "for here, there in pairs:\n"
+        "    here.setblocking(False)\n"
+        "    try:\n"
+        "        while True: here.send(bytes(65536))\n"
+        "    except BlockingIOError: pass\n"
+        "time.sleep(0.6)\n"
+    )
+    assert sandbox.run(program).reason == "socket limit"
+    assert Sandbox(Limits(sockets=None)).run(program).passed
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])
+def test_more_inodes_than_files_should_need(sandbox: Sandbox, folder: str) -> None:
+    program = f"import os, time\nfor number in range(5000): os.symlink('x', f'{folder}/{{number}}')\ntime.sleep(0.5)"
+    assert Sandbox(Limits(inodes=4000)).run(program).reason == "inode limit"
+    assert sandbox.run(program).passed
+
+
+def test_shared_pages_are_counted_once(sandbox: Sandbox) -> None:
+    program = (
+        "import os, time\n"
+        "data = bytearray(b'x') * (100 << 20)\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(0.6)\n"
+        "        os._exit(0)\n"
+        "time.sleep(0.7)\n"
+    )
+    assert Sandbox(Limits(memory=256 << 20)).run(program).passed

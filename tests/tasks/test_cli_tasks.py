@@ -94,9 +94,9 @@ def test_texts_without_ids_are_taken_in_order(app: typer.Typer, mine: str, tmp_p
 def test_code_runs_unprotected_only_with_the_flag(
     app: typer.Typer, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tad.tasks.sandbox import box
+    from tad.tasks.sandbox import bwrap
 
-    monkeypatch.setattr(box.shutil, "which", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(bwrap.shutil, "which", lambda *_arguments, **_options: None)
     texts = write(tmp_path / "t.jsonl", {"id": "c", "text": "def f(): return 1"})
     with pytest.raises(TadError, match=r"bubblewrap \(bwrap\) is missing"):
         run(app, "grade", mine, texts)

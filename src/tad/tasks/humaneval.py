@@ -9,9 +9,10 @@ own evaluation, whose request opens a fence and does not close it. `plain` is th
 
 from __future__ import annotations
 
+import ast
 from typing import ClassVar
 
-from tad.tasks.code import cut_python_fence, mentioned_names, sanitize
+from tad.tasks.code import cut_python_fence, mentioned_names, parse, sanitize
 from tad.tasks.programming import ProgrammingTask
 from tad.tasks.sandbox import Job
 from tad.tasks.source import Row, Source
@@ -51,7 +52,17 @@ class HumanEval(ProgrammingTask):
         return sanitize(f"{example.question}\n{cut_python_fence(text)}", roots)
 
     def job(self, example: Example, program: str) -> Job:
-        return Job(program, f"{example.answer}\ncheck({example.meta['entry_point']})")
+        entry = example.meta["entry_point"]
+        return Job(program, f"{_helpers(example.question, entry)}{example.answer}\ncheck({entry})")
+
+
+def _helpers(question: str, entry: str) -> str:
+    """What a question defines beside the function it asks for: its tests use it, and not what a program made of it."""
+    tree = parse(question)
+    if tree is None or sum(isinstance(node, ast.FunctionDef) for node in tree.body) < 2:
+        return ""
+    tree.body = [node for node in tree.body if getattr(node, "name", None) != entry]
+    return ast.unparse(tree) + "\n"
 
 
 class HumanEvalInstruct(HumanEval):

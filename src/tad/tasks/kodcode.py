@@ -1,7 +1,7 @@
 """KodCode: synthetic programming questions with a solution and pytest-style tests; for collecting trajectories.
 
 The published columns are question, solution and test (`test_code` in some releases), with the tests importing from a
-module `solution`. Test functions are called without arguments: tests that need pytest fixtures or parameters fail.
+module `solution`. Tests that are more than plain functions are run by pytest, if it is installed next to tad.
 """
 
 from __future__ import annotations
