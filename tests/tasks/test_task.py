@@ -31,7 +31,7 @@ def test_every_registered_benchmark_can_be_made() -> None:
 
 
 def test_an_unknown_task_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(TadError, match="gsm9k.*gsm8k"):
+    with pytest.raises(TadError, match=r"gsm9k.*gsm8k"):
         get_task("gsm9k")
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     Data = Any  # what `json` reads and writes
 
 MESSAGE_BYTES = 1 << 30
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class Gone(BaseException):
@@ -24,10 +25,11 @@ class Channel:
 
     def __init__(self, read: int, write: int) -> None:
         self.read, self.write = read, write
+        self.buffer = bytearray()
         self.lock = _thread.RLock()
 
     def send(self, message: Data) -> None:
-        text = json.dumps(message, separators=(",", ":")).encode()
+        text = _ENCODER.encode(message).encode()
         data = len(text).to_bytes(8, "big") + text
         try:
             while data:
@@ -49,14 +51,14 @@ class Channel:
         return message
 
     def _read(self, count: int) -> bytes:
-        parts, left = [], count
-        while left:
+        while len(self.buffer) < count:
             try:
-                part = os.read(self.read, min(left, 1 << 20))
+                part = os.read(self.read, max(1 << 16, min(count, 1 << 20)))
             except OSError as error:
                 raise Gone from error
             if not part:
                 raise Gone
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+            self.buffer += part
+        data = bytes(self.buffer[:count])
+        del self.buffer[:count]
+        return data

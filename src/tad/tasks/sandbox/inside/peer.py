@@ -68,16 +68,16 @@ class Peer:
 
     def call(self, target: object, args: tuple, options: dict) -> Any:
         """Call an object of the other side; containers among the arguments come back as it left them."""
-        data = [self.encode(argument) for argument in args]
-        named = ["d", *(part for name, value in options.items() for part in (name, self.encode(value)))]
+        given = (*args, *options.values())
+        data = [self.encode(argument) for argument in given]
         surroundings = self.around.changes() if self.trusted else {}
-        reply = self.exchange("call", self.encode(target), data, named, self.encode(surroundings))
+        reply = self.exchange("call", self.encode(target), data, list(options), self.encode(surroundings))
         result, updates, same, printed = reply
         for name, text in zip(surroundings.get("streams", ()), printed, strict=True):
             getattr(sys, name).write(str(text))
         for number, update in updates:
-            refresh(args[number], self.decode(update))
-        return args[same] if same is not None else self.decode(result)
+            refresh(given[number], self.decode(update))
+        return given[same] if same is not None else self.decode(result)
 
     def exchange(self, *message: Data) -> Data:
         if self.gone:
@@ -178,13 +178,13 @@ class Peer:
             if name.startswith(_INTROSPECTIVE) or isinstance(target, closed):
                 raise AttributeError(name)
 
-    def answer_call(self, target: Data, data: list, named: Data, around: Data) -> list:
+    def answer_call(self, target: Data, data: list, names: list, around: Data) -> list:
         function = self.decode(target)
         args = [self.decode(argument) for argument in data]
-        options = self.decode(named)
+        plain = len(args) - len(names)
         printed: list[str] = []
         with Surroundings(self.decode(around), printed):
-            result = function(*args, **options)
+            result = function(*args[:plain], **dict(zip(names, args[plain:], strict=True)))
         updates = []
         for number, (argument, before) in enumerate(zip(args, data, strict=True)):
             if isinstance(before, list) and (after := self.encode(argument)) != before:
@@ -250,7 +250,8 @@ class Peer:
         raise TypeError(f"not a value: {str(data)[:80]}")
 
     def import_module(self, name: str) -> Any:
-        if self.trusted and name.partition(".")[0] not in sys.stdlib_module_names and name not in sys.modules:
+        known = name in sys.modules or name.partition(".")[0] in sys.stdlib_module_names
+        if self.trusted and (not known or name.startswith("unittest")):  # its mocks equal everything
             raise TypeError(f"module {str(name)[:80]!r} cannot be handed to the tests")
         __import__(name)
         return sys.modules[name]

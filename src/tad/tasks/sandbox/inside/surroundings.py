@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 INPUT = builtins.input
 
 
+def _environment() -> dict[Any, Any]:
+    """As it is stored: decoding it for every call would take longer than most calls."""
+    return dict(os.environ._data)  # type: ignore[attr-defined]
+
+
 class Watched:
     """The tests' side: what has changed since the last call, or is no longer the process's own."""
 
     def __init__(self) -> None:
-        self.environment, self.place = dict(os.environ), os.getcwd()
+        self.environment, self.place = _environment(), os.getcwd()
 
     def changes(self) -> dict[str, Any]:
         listening = [
@@ -28,8 +33,9 @@ class Watched:
             changed["input"] = builtins.input
         if sys.stdin is not sys.__stdin__:
             changed["stdin"] = sys.stdin
-        if (environment := dict(os.environ)) != self.environment:
-            changed["environ"] = self.environment = environment
+        if (environment := _environment()) != self.environment:
+            self.environment = environment
+            changed["environ"] = dict(os.environ)
         if (place := os.getcwd()) != self.place:
             changed["place"] = self.place = place
         return changed

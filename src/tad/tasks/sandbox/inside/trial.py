@@ -48,7 +48,10 @@ class Namespace(dict):
             raise KeyError(name)
         if name in self.names and name in sys.stdlib_module_names and f"{name}." in self.text:
             return __import__(name)
-        return get(self.peer, name)
+        value = get(self.peer, name)
+        if callable(value):  # asked for once; other values may change
+            self[name] = value
+        return value
 
 
 class Solution(types.ModuleType):
