@@ -113,12 +113,11 @@ class Peer:
 
     def settle(self) -> None:
         lent, self.lent = self.lent, []
-        for owner, name, value, before in lent:
+        *counts, ours = [sys.getrefcount(value) for _, _, value, _ in [*lent, (None, "", [], None)]]
+        for (owner, name, value, before), count in zip(lent, counts, strict=True):
             if (after := self.encode(value)) != before:
                 self.exchange("assign", self.encode(owner), name, after)
-            if (
-                sys.getrefcount(value) > 3
-            ):  # the tests still hold it: `lent`, `value` and the argument are ours
+            if count > ours:  # the tests still hold it
                 self.lent.append((owner, name, value, after))
 
     def channel(self) -> tuple[Channel, bool]:
