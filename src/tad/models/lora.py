@@ -236,6 +236,7 @@ def load_adapter(model: MaskedDiffusionModel, family: Family, adapter: str | Pat
 def _whose(path: str, family: Family) -> str:
     """'; it is an adapter for dream, this is llada' where the path is another family's."""
     for other in FAMILIES.values():
-        if other is not family and path.startswith(f"{other.names.layers}."):
+        layers = other.names.layers
+        if layers != family.names.layers and path.startswith(f"{layers}."):
             return f"; it is an adapter for {other.name}, the model is {family.name}"
     return ""
