@@ -314,7 +314,8 @@ def measure_parts(bench: Bench) -> Row:
     staged.reset()
     forward, sizes = staged.forward, staged.sizes
     rows, network, shape = forward.state.working(), engine.network, staged.sizes.shape
-    queries = forward.lay_out(rows, sizes)
+    packed = forward.pack(rows, sizes)
+    queries = packed.asked
     found: dict[str, float] = {}
 
     def multiply(kind: str, x: Tensor) -> None:
@@ -335,14 +336,14 @@ def measure_parts(bench: Bench) -> Row:
             if network.attends_few:
                 _attend_few(query, keys, values, kv_len, bench.dtype)
             else:
-                _attend(query, keys, values, queries.every, shape.window, 1, kv_len, model)
+                _attend(query, keys, values, packed.every, shape.window, 1, kv_len, model)
 
     found["attention"] = bench.replayed(attend)
     hidden = bench.noise(shape.candidates, model.width)
     found["head"] = bench.replayed(lambda: network.model.head(hidden))
     place = (queries.row, queries.generated)
     found["head and sampler"] = bench.replayed(lambda: forward.sample(hidden, rows, *place))
-    found["layout"] = bench.replayed(lambda: forward.lay_out(rows, sizes))
+    found["layout"] = bench.replayed(lambda: forward.pack(rows, sizes))
     samples = forward.sample(hidden, rows, *place)
     for name, value in vars(samples).items():
         setattr(samples, name, None if value is None else value[None])

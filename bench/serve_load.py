@@ -2,8 +2,13 @@
 
     python bench/serve_load.py --tiny --out /tmp/load            # a model of random weights, on a CPU
     python bench/serve_load.py MODEL --requests 2000 --clients 64 --out DIR
+    python bench/serve_load.py --shape llada-8b --device cuda    # random weights; the serving engine without HTTP
 
-Starts `tad serve` in a process of its own, twice: with the batch asked for, under the whole load, and with a batch of
+With `--shape`: forwards, requests and tokens per second with 1, 8 and 32 requests at once, all asked again whenever one is
+answered, through `tad.serving.Engine`; predictions are made sure at an assumed TPF (`machine.AssumedTpf`). Needs neither a
+tokenizer nor the extra `serve`.
+
+Else starts `tad serve` in a process of its own, twice: with the batch asked for, under the whole load, and with a batch of
 one, for the comparison of throughput. Every answer is held to the one decoded alone in this process. The queue is kept
 shorter than the number of clients, so that some requests meet a 429, wait as they are told and try again.
 """
@@ -25,10 +30,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import torch
+
+if TYPE_CHECKING:
+    import httpx
 
 ROOT = Path(__file__).parents[1]
 WORDS = (
@@ -153,6 +161,8 @@ async def put_load(
     seed: int = 1,
 ) -> Outcome:
     """`requests` in all from `clients` at once."""
+    import httpx
+
     outcome, left = Outcome(), iter(range(requests))
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
 
@@ -186,6 +196,8 @@ async def ask(
     leaves: bool,
 ) -> None:
     """One request until it is answered; one that leaves hangs up somewhere on the way."""
+    import httpx
+
     stream = dice.random() < 0.5
     body = question.body("model", stream)
     patience = dice.random() * 0.5
@@ -242,6 +254,8 @@ async def fetch(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, s
 
 
 async def read_totals(url: str) -> dict[str, float]:
+    import httpx
+
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         lines = (await client.get("/metrics")).text.splitlines()
     return {
@@ -297,6 +311,77 @@ def run(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
+class Numbers:
+    """Stands in for a tokenizer: the text of random weights is the number of its tokens."""
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "." * len(ids)
+
+
+def run_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The serving engine at a released shape with random weights, for each number of requests at once."""
+    from machine import ASSUMED_TPF, free_memory, random_lm
+
+    device = torch.device(arguments.device or "cpu")
+    lm = random_lm(arguments.shape, device, arguments.tiny)
+    lm.tokenizer = Numbers()
+    length, found = 64 if arguments.tiny else 256, []
+    with ASSUMED_TPF.at(device, arguments.tpf):
+        for name in arguments.decoders:
+            for together in arguments.together:
+                for pass_ in ("first", "again"):  # the first compiles and captures
+                    row = put_engine_load(lm, name, together, arguments.rounds, length)
+                    found.append({"decoder": name, "requests": together, "pass": pass_, **row})
+                    print(json.dumps(found[-1]), flush=True)
+                free_memory(device)
+    return found
+
+
+def put_engine_load(lm: Any, name: str, together: int, rounds: int, length: int) -> dict[str, float]:
+    from machine import random_prompts
+    from tad.decoding import get_decoder
+    from tad.serving import Begun, Engine, Failed, Finished, Job
+
+    decoder = get_decoder(name, lm.family.name, stop="off").prepared(length, lm.family.logit_shift)
+    prompts = random_prompts(lm, together * rounds, length // 2)
+    jobs = iter(Job(tuple(prompt), decoder, length, length, adapter=False) for prompt in prompts)
+    answered: SimpleQueue[Any] = SimpleQueue()
+    waits: list[float] = []
+    engine = Engine(lm, batch=together, queue=together)
+    engine.start()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Begun):
+            waits.append(event.queued)
+        if isinstance(event, (Finished, Failed)):
+            answered.put(event)
+
+    began = time.perf_counter()
+    for _ in range(together):
+        engine.submit(next(jobs), listen)
+    finished = []
+    while len(finished) < together * rounds:
+        event = answered.get(timeout=600)
+        if isinstance(event, Failed):
+            raise SystemExit(f"a request failed: {event.message}")
+        finished.append(event)
+        job = next(jobs, None)
+        if job is not None:
+            engine.submit(job, listen)
+    seconds = time.perf_counter() - began
+    forwards, rows = engine.counts.forwards, engine.counts.row_forwards
+    engine.close()
+    return {
+        "forwards/s": round(forwards / seconds, 2),
+        "ms/forward": round(1e3 * seconds / forwards, 3),
+        "rows/forward": round(rows / forwards, 2),
+        "requests/s": round(len(finished) / seconds, 3),
+        "tokens/s": round(sum(event.counted for event in finished) / seconds, 1),
+        "latency p50 s": round(sorted(event.seconds for event in finished)[len(finished) // 2], 3),
+        "longest wait s": round(max(waits), 3),
+    }
+
+
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -314,15 +399,29 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 50, 64, 96])
     parser.add_argument("--decoders", nargs="+", default=["tad"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7])
+    parser.add_argument(
+        "--shape", help="a released shape with random weights, without HTTP: llada-8b, dream-7b"
+    )
+    parser.add_argument(
+        "--together", type=int, nargs="+", default=[1, 8, 32], help="with --shape: requests at once"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="with --shape: answers per request at once")
+    parser.add_argument("--tpf", type=float, default=8.5, help="with --shape: assumed tokens per forward")
     parser.add_argument("--out", type=Path, help="folder for serve_load.json")
     arguments = parser.parse_args(words)
-    if arguments.tiny == (arguments.model is not None):
-        parser.error("give a model or --tiny")
+    if arguments.shape is None and arguments.tiny == (arguments.model is not None):
+        parser.error("give a model, --tiny or --shape")
     return arguments
 
 
 def main() -> None:
     arguments = parse()
+    if arguments.shape is not None:
+        rows = run_engine(arguments)
+        if arguments.out is not None:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "serve_load.json").write_text(json.dumps(rows, indent=1))
+        return
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
         if arguments.tiny:

@@ -15,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import decode as bench_decode
 import machine
+import serve_load
 from tad.decoding import decode
 from tad.decoding.state import RowFacts
 
@@ -83,6 +84,20 @@ def test_a_staged_step_computes_what_it_says_and_can_be_repeated(
             facts = [RowFacts(*row) for row in staged.forward.state.facts[:count].tolist()]
             assert [(fact.alive, fact.queries) for fact in facts] == [(1, 16)] * count
             staged.run()
+
+
+def test_the_serving_engine_is_measured_without_http(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--shape", "dream-7b", "--tiny", "--together", "1", "3", "--rounds", "2"]
+    rows = serve_load.run_engine(serve_load.parse([*words, "--decoders", "tad-cached"]))
+    assert [(row["requests"], row["pass"]) for row in rows] == [
+        (1, "first"),
+        (1, "again"),
+        (3, "first"),
+        (3, "again"),
+    ]
+    assert all(row["rows/forward"] > row["requests"] / 2 for row in rows)
+    assert all(row["forwards/s"] > 0 for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tad.decoding.sampler import Samples, measure, sample
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
-from tad.decoding.step import decide, select_candidates, step
+from tad.decoding.step import Queries, decide, select_candidates, step
 from tad.decoding.unmasking import Credit, OwnCanvas, TopKPerStep
 from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel
 
@@ -33,15 +33,6 @@ class PlainSizes(NamedTuple):
     @property
     def widest(self) -> int:
         return max(fact.candidates for fact in self.facts)
-
-
-class PlainQueries(NamedTuple):
-    position: Tensor
-    valid: Tensor
-    forced: Tensor
-    row: Tensor
-    generated: Tensor
-    padded_index: None = None
 
 
 class PlainForward:
@@ -116,22 +107,20 @@ class PlainForward:
 
     # The parts of a step
 
-    def lay_out(self, rows: DecodeState, sizes: PlainSizes) -> PlainQueries:
+    def outputs(self, rows: DecodeState, sizes: PlainSizes) -> tuple[Queries, Tensor]:
+        """What is asked, and [n, width], further views behind each other along the width."""
         position, valid, forced = select_candidates(rows, self.spec, sizes.widest)
         row = torch.arange(len(position), device=self.device)[:, None].expand_as(position)
-        return PlainQueries(position, valid, forced, row.reshape(-1), position.reshape(-1))
-
-    def outputs(self, rows: DecodeState, queries: PlainQueries, sizes: PlainSizes) -> Tensor:
-        """[n, width], further views behind each other along the width."""
+        queries = Queries(position, valid, forced, row.reshape(-1), position.reshape(-1))
         # The KV positions whose outputs predict the candidates, from the first one that is used.
-        source = rows.prompt_len + queries.position - self.spec.logit_shift - sizes.first
-        if self.spec.given and not self.spec.scored:
-            return torch.zeros(source.numel(), 0, device=self.device)  # nobody asks a model
-        if self.cache is None:
+        source = rows.prompt_len + position - self.spec.logit_shift - sizes.first
+        if self.spec.given and not self.spec.scored:  # nobody asks a model
+            out = torch.zeros(position.numel(), 0, device=self.device)
+        elif self.cache is None:
             out = self._all_positions(rows, source, sizes)
         else:
             out = self._query_range(rows, source, sizes)
-        return out.reshape(source.numel(), -1)
+        return queries, out.reshape(position.numel(), -1)
 
     def _all_positions(self, rows: DecodeState, source: Tensor, sizes: PlainSizes) -> Tensor:
         first, end = sizes.first, max(fact.end for fact in sizes.facts)
@@ -262,7 +251,7 @@ class PlainForward:
         rows.credit[row, position] = torch.where(valid[:, None], new, old)
         return fused
 
-    def decide(self, rows: DecodeState, samples: Samples, queries: PlainQueries, sizes: PlainSizes) -> None:
+    def decide(self, rows: DecodeState, samples: Samples, queries: Queries, sizes: PlainSizes) -> None:
         rule = self.spec.decoder.rule
         canvases = sizes.canvases if isinstance(rule, TopKPerStep) else None
         decide(rows, self.spec, rule, samples, queries.position, queries.valid, queries.forced, canvases)

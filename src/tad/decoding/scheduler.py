@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 
 from tad.decoding.decoders import Decoder
 from tad.decoding.engine import GraphEngine, engine_for, why_not
 from tad.decoding.engine.buckets import doubled
+from tad.decoding.engine.graph import GraphForward
 from tad.decoding.plain import PlainForward
 from tad.decoding.result import Decoded, Step, StepCallback
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
@@ -36,23 +37,7 @@ DEFAULT_ENGINE: EngineChoice = "auto"
 _PROMPT_LEN, _LENGTH = 128, 256
 
 
-class Forward(Protocol):
-    """State, keys and values of some slots, and what steps them: plain, or a CUDA graph."""
-
-    spec: DecodeSpec
-    state: DecodeState
-    slots: int
-    device: torch.device
-
-    def run(self, rows: Mapping[int, tuple[Request, RowFacts]]) -> None:
-        """One step of the rows, by slot."""
-
-    def compact(self, used: list[int]) -> dict[int, int]:
-        """Where rows have to move to when others have left: from slot to slot."""
-
-    def grown(self, slots: int) -> Forward: ...
-
-    def close(self, failed: bool = False) -> None: ...
+Forward = PlainForward | GraphForward  # state, keys and values of some slots, and what steps them
 
 
 @dataclass
@@ -261,14 +246,17 @@ class Scheduler:
         if not len(self.batches[shares]):
             self.batches.pop(shares).forward.close()
 
-    def _dropping(self, shares: _Shares) -> AbstractContextManager[None]:
-        return _OnError(lambda: self._drop_batch(shares))
-
-    def _drop_batch(self, shares: _Shares) -> None:
-        batch = self.batches.pop(shares, None)
-        if batch is not None:
-            batch.forward.close(failed=True)
-        self._where = {name: where for name, where in self._where.items() if where != shares}
+    @contextmanager
+    def _dropping(self, shares: _Shares) -> Iterator[None]:
+        """Drops the batch where an exception passes."""
+        try:
+            yield
+        except BaseException:
+            batch = self.batches.pop(shares, None)
+            if batch is not None:
+                batch.forward.close(failed=True)
+            self._where = {name: where for name, where in self._where.items() if where != shares}
+            raise
 
     def _shares(self, request: Request) -> _Shares:
         decoder, room = request.decoder, self.room
@@ -321,20 +309,6 @@ class Scheduler:
         if engine == "auto":
             return None
         raise TadError(f"the graph engine does not serve this: {reason}; use engine='plain'")
-
-
-class _OnError:
-    """Calls back where an exception passes."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is not None:
-            self.call()
 
 
 def choose_engine(engine: EngineChoice | GraphEngine | None) -> EngineChoice | GraphEngine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,30 +21,17 @@ from tad.decoding.unmasking import Candidates, OwnCanvas, Strategy, force_progre
 _LOGIT_BYTES = 256 * 2**20
 
 
-class Queries(Protocol):
-    """What a forward is asked: the candidates [slots, widest], and those whose logits are computed [n]."""
+class Queries(NamedTuple):
+    """What is asked of a forward: the candidates [slots, widest], and those whose logits are computed [n]."""
 
-    @property
-    def position(self) -> Tensor:
-        """[slots, widest] in the generated part, in order."""
-
-    @property
-    def valid(self) -> Tensor: ...
-
-    @property
-    def forced(self) -> Tensor: ...
-
-    @property
-    def row(self) -> Tensor:
-        """[n] slot of each computed one."""
-
-    @property
-    def generated(self) -> Tensor:
-        """[n] its position in the generated part."""
-
-    @property
-    def padded_index(self) -> Tensor | None:
-        """[n] its place in [slots * widest], beyond for dummies; None where all are computed, in order."""
+    position: Tensor  # [slots, widest] in the generated part, in order
+    valid: Tensor
+    forced: Tensor
+    row: Tensor  # [n] slot of each computed one
+    generated: Tensor  # [n] its position in the generated part
+    padded_index: Tensor | None = (
+        None  # [n] its place in [slots * widest], beyond for padding; None: all, in order
+    )
 
 
 class StepForward(Protocol):
@@ -52,23 +39,20 @@ class StepForward(Protocol):
 
     spec: DecodeSpec
 
-    def lay_out(self, rows: DecodeState, sizes: Any) -> Queries: ...
-
-    def outputs(self, rows: DecodeState, queries: Any, sizes: Any) -> Tensor:
-        """[n, ...] what the head needs to predict the computed candidates."""
+    def outputs(self, rows: DecodeState, sizes: Any) -> tuple[Queries, Tensor]:
+        """What is asked, and [n, ...] what the head needs to predict the computed candidates."""
 
     def sample(self, outputs: Tensor, rows: DecodeState, row: Tensor, position: Tensor) -> Samples:
         """Samples of some of them, [n] each."""
 
-    def decide(self, rows: DecodeState, samples: Samples, queries: Any, sizes: Any) -> None:
+    def decide(self, rows: DecodeState, samples: Samples, queries: Queries, sizes: Any) -> None:
         """`decide`, below."""
 
 
 def step(state: DecodeState, forward: StepForward, sizes: Any) -> None:
     """One forward of every living row, and what follows from it."""
     rows = state.working()
-    queries = forward.lay_out(rows, sizes)
-    outputs = forward.outputs(rows, queries, sizes)
+    queries, outputs = forward.outputs(rows, sizes)
     samples = _sample_in_chunks(forward, outputs, rows, queries)
     forward.decide(rows, samples, queries, sizes)
     state.keep(rows)

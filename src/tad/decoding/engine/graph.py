@@ -28,7 +28,7 @@ from tad.decoding.engine.network import Network, compile_dynamic, compile_whole
 from tad.decoding.engine.weights import fingerprint, why_unfit
 from tad.decoding.sampler import Samples, sample
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
-from tad.decoding.step import decide, step
+from tad.decoding.step import Queries, decide, step
 from tad.decoding.unmasking import Credit, TopKPerStep, on_device
 from tad.models import MaskedDiffusionModel
 
@@ -132,6 +132,7 @@ class GraphEngine:
                 free = [KVPool(self.model, layers)]
                 pools.append(free[0])
             found = self._forward(spec, slots, (known or free)[0])
+            found.uneven = False
             found.state.clear()
             self._in_use.add(found.pool)
             return found
@@ -188,11 +189,12 @@ class GraphForward:
         self.engine, self.spec, self.slots, self.pool = engine, spec, slots, pool
         self.device = engine.device
         self.state = DecodeState.empty(spec, slots, self.device)
+        self.uneven = False
         self.kv = pool.view(slots * (spec.kv_len + 1), spec.keeps_outputs)
         # Made here: a step itself must not bring anything from the host.
         self.rope = engine.network.rope_table(spec.kv_len)
         rule = on_device(spec.decoder.rule, self.device)
-        self._pack = _packer(spec, engine.fused)
+        self.pack = _packer(spec, engine.fused)
         self._sample = _sampler(spec, engine.compiled)
         self._decide = _decider(spec, rule, engine.fused and rule.compiles)
         if engine.fused:
@@ -220,7 +222,9 @@ class GraphForward:
             shape = shape.plural(spec.length)
         room = (spec.prompt_len, spec.length)
         uneven = any((len(request.prompt), request.length) != room for request, _ in rows.values())
-        return GraphSizes(shape, uneven)
+        # With several slots it stays so: a batch would else end in graphs of its own for its longest rows.
+        self.uneven = uneven or (self.uneven and self.slots > 1)
+        return GraphSizes(shape, self.uneven)
 
     def grown(self, slots: int) -> GraphForward:
         return self.engine.grow(self, slots)
@@ -234,20 +238,17 @@ class GraphForward:
 
     # The parts of a step
 
-    def lay_out(self, rows: DecodeState, sizes: GraphSizes) -> PackedQueries:
-        packed: PackedQueries = self._pack(rows, sizes.shape, sizes.uneven)
-        return packed
-
-    def outputs(self, rows: DecodeState, queries: PackedQueries, sizes: GraphSizes) -> Tensor:
-        return self.engine.network.outputs(
-            rows.canvas, self.kv, queries, self.rope, sizes.shape, self.spec.keeps_outputs
-        )
+    def outputs(self, rows: DecodeState, sizes: GraphSizes) -> tuple[Queries, Tensor]:
+        packed = self.pack(rows, sizes)
+        keeps = self.spec.keeps_outputs
+        network = self.engine.network
+        return packed.asked, network.outputs(rows.canvas, self.kv, packed, self.rope, sizes.shape, keeps)
 
     def sample(self, outputs: Tensor, rows: DecodeState, row: Tensor, position: Tensor) -> Samples:
         number = (rows.table.forwards + 1)[row]
         return Samples(*self._sample(self.engine.model.head(outputs), rows.seed[row], number, position))
 
-    def decide(self, rows: DecodeState, samples: Samples, queries: PackedQueries, sizes: GraphSizes) -> None:
+    def decide(self, rows: DecodeState, samples: Samples, queries: Queries, sizes: GraphSizes) -> None:
         scores = tuple(getattr(samples, name) for name in _SCORES)
         self._decide(rows, scores, queries.position, queries.valid, queries.forced)
 
@@ -263,14 +264,18 @@ def _sampler(spec: DecodeSpec, compiled: bool) -> Callable[..., Any]:
     return compile_dynamic(draw) if compiled and sampling.temperature == 0 else draw
 
 
-def _packer(spec: DecodeSpec, fused: bool) -> Callable[..., Any]:
+def _packer(spec: DecodeSpec, fused: bool) -> Callable[[DecodeState, GraphSizes], PackedQueries]:
     def pack(rows: DecodeState, sizes: tuple[int, int, int, int], uneven: bool) -> PackedQueries:
         return pack_queries(rows, spec, StepShape(*sizes), uneven)
 
     ready = compile_whole(pack, dynamic=True) if fused else pack
 
-    def call(rows: DecodeState, shape: StepShape, uneven: bool) -> Any:
-        return ready(rows, (shape.tokens, shape.window, shape.candidates, shape.widest), uneven)
+    def call(rows: DecodeState, sizes: GraphSizes) -> PackedQueries:
+        shape = sizes.shape
+        packed: PackedQueries = ready(
+            rows, (shape.tokens, shape.window, shape.candidates, shape.widest), sizes.uneven
+        )
+        return packed
 
     return call
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.state import DecodeSpec, DecodeState
-from tad.decoding.step import select_candidates
+from tad.decoding.step import Queries, select_candidates
 from tad.models import block_index
 
 
@@ -32,18 +32,10 @@ class PackedQueries(NamedTuple):
     rope_position: Tensor  # position in the row's own text
     kv_index: Tensor  # in the buffers of keys and values
     every: QueryLayout  # of the tokens
-    row: Tensor  # [candidates]
-    source: Tensor  # KV position whose output predicts the candidate
+    source: Tensor  # [candidates] KV position whose output predicts the candidate
     source_token: Tensor  # index into the tokens
     some: QueryLayout  # of the candidates
-    generated: Tensor  # position in the generated part
-    position: Tensor  # [slots, widest] positions in the generated part, in order
-    valid: Tensor
-    forced: Tensor
-
-    @property
-    def padded_index(self) -> Tensor | None:
-        return self.some.padded_index if len(self.position) > 1 else None
+    asked: Queries
 
 
 def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: bool) -> PackedQueries:
@@ -72,7 +64,6 @@ def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: 
             torch.where(inside, row * shape.window + offset, slots * shape.window),
             _bias(rows, spec, uneven, every),
         ),
-        row=wanted_row,
         source=source,
         source_token=(
             first[wanted_row]
@@ -81,10 +72,14 @@ def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: 
             - torch.where(source < gap[wanted_row], 0, left_out[wanted_row])
         ).clamp(0, shape.tokens - 1),
         some=QueryLayout(padded_index, _bias(rows, spec, uneven, some)),
-        generated=source + spec.logit_shift - spec.prompt_len,
-        position=position,
-        valid=valid,
-        forced=forced,
+        asked=Queries(
+            position,
+            valid,
+            forced,
+            row=wanted_row,
+            generated=source + spec.logit_shift - spec.prompt_len,
+            padded_index=padded_index if slots > 1 else None,
+        ),
     )
 
 

@@ -112,7 +112,7 @@ class Network:
             return out
         assert kv.outputs is not None
         kv.outputs[at.kv_index] = out
-        return kv.outputs[at.row * (kv_len + 1) + at.source]
+        return kv.outputs[at.asked.row * (kv_len + 1) + at.source]
 
 
 def _attend_few(query: Tensor, keys: Tensor, values: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
