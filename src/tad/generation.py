@@ -1,4 +1,4 @@
-"""Text in, text out: prompts and chats through the tokenizer, the decoding loop, and back.
+"""Text in, text out: prompts and chats through the tokenizer, decoding, and back.
 
 Everything about how masks become tokens is in `tad.decoding`, which knows token ids only. This module adds the text
 on both sides and nothing else.

@@ -105,8 +105,8 @@ def measure(logits: Tensor, token: Tensor) -> Samples:
     weight = (logits - largest).exp()
     distance = (largest - logits).clamp(max=1e4)  # finite where a filter put -inf, whose weight is 0
     # By comparison: a scatter would be written out, vocabulary-wide, where all this is compiled.
-    column = torch.arange(logits.shape[-1], device=logits.device)
-    smaller = torch.where(column == peak, 0.0, weight)
+    token_id = torch.arange(logits.shape[-1], device=logits.device)
+    smaller = torch.where(token_id == peak, 0.0, weight)
     rest = smaller.sum(-1)
     own = weight.gather(-1, token[:, None])[:, 0]
     total = 1 + rest
@@ -133,7 +133,7 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _without(logits: Tensor, tokens: tuple[int, ...]) -> Tensor:
     # By comparison, not by index: an index would come from the host, which a captured step must not ask.
-    column = torch.arange(logits.shape[-1], device=logits.device)
+    token_id = torch.arange(logits.shape[-1], device=logits.device)
     for token in tokens:
-        logits = logits.masked_fill(column == token, float("-inf"))
+        logits = logits.masked_fill(token_id == token, float("-inf"))
     return logits

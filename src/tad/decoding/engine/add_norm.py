@@ -22,7 +22,7 @@ ProjectAddNorm = Callable[[Tensor, Tensor, Projection, Tensor, float, bool], tup
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    # Rounded as x + y is. Written as that, the compiler would project it to the product that made y, which costs
+    # Rounded as x + y is. Written as that, the compiler would fuse it into the GEMM that made y, which costs
     # a copy of x; this way it goes into the rms_norm that follows.
     return (x.float() + y.float()).to(x.dtype)
 

@@ -33,7 +33,7 @@ def _add_norm(
         total += tl.load(partials + (part * rows + row) * width + column, mask=inside, other=0.0).to(
             tl.float32
         )
-    # Rounded where the layers round: the product, the sum, the norm, and the norm times its weight.
+    # Rounded where the layers round: the GEMM, the sum, the norm, and the norm times its weight.
     new = (old.to(tl.float32) + total.to(old.dtype).to(tl.float32)).to(old.dtype)
     tl.store(summed + row * width + column, new, mask=inside)
     wide = new.to(tl.float32)

@@ -17,7 +17,7 @@ from tad.decoding.engine.gemm import FP16_LIMIT
 
 
 class AttentionConfig(NamedTuple):
-    """A program's queries, the keys of one turn of its loop, warps, pipeline stages."""
+    """A program's queries, the keys of one iteration, warps, pipeline stages."""
 
     queries: int
     keys: int

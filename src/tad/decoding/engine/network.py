@@ -196,16 +196,16 @@ class LayerOps:
                 if rope_kernel:
                     return x, joint if linear.partials else joint[None]
                 query, key, value = joint.split((own, theirs, theirs), dim=-1)
-                turned = rotate(query.view(-1, heads, dim), cos, sin)
+                rotated = rotate(query.view(-1, heads, dim), cos, sin)
             else:
                 joint = linear.key_value(normed, rows_of(layer.qkv, own, own + 2 * theirs))
                 key, value = joint.split(theirs, dim=-1)
                 query = linear.query(normed[wanted], rows_of(layer.qkv, 0, own))
-                turned = rotate(query.view(-1, heads, dim), cos[wanted], sin[wanted])
+                rotated = rotate(query.view(-1, heads, dim), cos[wanted], sin[wanted])
                 x = x[wanted]
             keys[kv_index] = rotate(key.view(-1, kv_heads, dim), cos, sin)
             values[kv_index] = value.view(-1, kv_heads, dim)
-            return x, turned
+            return x, rotated
 
         def enter(x: Tensor, layer: LayerWeights, *written: Any) -> tuple[Tensor, Tensor]:
             return write(x, rms_norm(x, layer.attn_norm, eps), layer, *written)
