@@ -20,9 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from tad.config import load_recipe
 from tad.errors import TadError
+from tad.evaluation.analysis import ResultTable
 from tad.evaluation.study import Study, StudyRecipe
-from tad.evaluation.study.tables import Table, as_markdown
-from tad.evaluation.study.workbench import find_result
+from tad.evaluation.study.pool import find_result
+from tad.evaluation.tables import as_markdown
 from tad.models.checkpoint import BUNDLED
 from tad.models.lora import CONFIG, WEIGHTS
 from tad.training.record import RECORD
@@ -37,13 +38,13 @@ def bundle(study: Study, seed: int) -> None:
     for method, name in NAMES.items():
         cell = next(
             cell
-            for _, found, number, get in study.plan()
+            for _, found, number, get in study.cells()
             if found == method and number == seed and (cell := get()) is not None and cell.trial is None
         )
         folder = study.student_folder(cell)
         result = find_result(folder) if folder is not None else None
         if folder is None or result is None:
-            raise TadError(f"{method}: seed {seed} has no adapter in {study.out}; list it under `keep`")
+            raise TadError(f"{method}: seed {seed} has no adapter in {study.out}; pack it with --keep")
         dest = BUNDLED / f"{study.recipe.model}-{name}"
         shutil.rmtree(dest, ignore_errors=True)
         dest.mkdir()
@@ -68,10 +69,10 @@ def clean(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def write_card(study: Study, table: Table, method: str, record: dict[str, Any]) -> str:
+def write_card(study: Study, table: ResultTable, method: str, record: dict[str, Any]) -> str:
     base, name, call = study.recipe.model, NAMES[method], record["calls"][-1]
     learning = record["recipe"]["learning"]
-    wanted = (study.recipe.base, study.recipe.rival, "base-tad", method)
+    wanted = (study.recipe.base, study.recipe.baseline, "base-tad", method)
     shown = replace(table, title="Measured", rows=[row for row in table.rows if row.method in wanted])
     return f"""---
 license: apache-2.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from tad.config import parse_recipe
 from tad.evaluation.study import RunRecipe, StudyRecipe
-from tad.evaluation.study.chain import Silent
+from tad.evaluation.study.listener import Silent
 from tad.evaluation.study.recipe import lay_over
 
 GEN_LENGTH = 16
@@ -73,7 +73,7 @@ def study_values(world: Path) -> dict[str, Any]:
             "main": {"title": "Main", "methods": ["base", "fast-dllm", "tad", "v2"]},
             "windows": {"title": "Windows", "methods": ["base", "windows/*"]},
         },
-        "rival": "fast-dllm",
+        "baseline": "fast-dllm",
     }
     return _shared(world) | own
 
@@ -99,7 +99,7 @@ class Listener(Silent):
         self.stages.append(title)
         yield
 
-    def begin(self, setting):
+    def decoding(self, setting):
         self.settings.append(setting.name)
 
     def stopping(self) -> bool:

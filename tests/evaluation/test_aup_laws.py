@@ -1,4 +1,4 @@
-"""Laws of the area under a curve and of the speeds below a base, on any curve."""
+"""Laws of the area under a curve and of the speed at a target accuracy, on any curve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tad.errors import TadError
-from tad.evaluation.aup import Point, Reach, aup, curve, keep, past_first, reach
+from tad.evaluation.aup import Point, TpfAtAccuracy, aup, curve, keep, past_first, tpf_at_accuracy
 
 TPF = st.floats(0.5, 20, allow_nan=False)
 ACCURACY = st.one_of(st.just(0.0), st.floats(1, 100))  # below 1 it warns
@@ -96,38 +96,40 @@ LINE = [Point(1.0, 80), Point(3.0, 76), Point(5.0, 60)]
 @pytest.mark.parametrize(
     ("accuracy", "expected"),
     [
-        (79, Reach(79, 1.5)),
-        (77, Reach(77, 2.5)),
-        (76, Reach(76, 3.0)),
-        (68, Reach(68, 4.0)),
-        (60, Reach(60, 5.0, open=True)),
-        (50, Reach(50, 5.0, open=True)),
-        (80.5, Reach(80.5, None)),
+        (79, TpfAtAccuracy(79, 1.5)),
+        (77, TpfAtAccuracy(77, 2.5)),
+        (76, TpfAtAccuracy(76, 3.0)),
+        (68, TpfAtAccuracy(68, 4.0)),
+        (60, TpfAtAccuracy(60, 5.0, at_least=True)),
+        (50, TpfAtAccuracy(50, 5.0, at_least=True)),
+        (80.5, TpfAtAccuracy(80.5, None)),
     ],
 )
-def test_reach_is_read_off_the_lines_between_the_points(accuracy: float, expected: Reach) -> None:
-    assert reach(LINE, accuracy) == expected
-    assert reach(LINE[::-1], accuracy) == expected
+def test_tpf_at_accuracy_is_read_off_the_lines_between_the_points(
+    accuracy: float, expected: TpfAtAccuracy
+) -> None:
+    assert tpf_at_accuracy(LINE, accuracy) == expected
+    assert tpf_at_accuracy(LINE[::-1], accuracy) == expected
 
 
-def test_reach_is_the_fastest_of_several_crossings() -> None:
+def test_tpf_at_accuracy_is_the_fastest_of_several_crossings() -> None:
     wave = [Point(1.0, 80), Point(2.0, 70), Point(3.0, 80), Point(4.0, 70)]
-    assert reach(wave, 75) == Reach(75, 3.5)
+    assert tpf_at_accuracy(wave, 75) == TpfAtAccuracy(75, 3.5)
 
 
 @given(CURVES, ACCURACY, st.floats(0, 20))
-def test_asking_for_less_accuracy_reaches_at_least_as_far(
+def test_asking_for_less_accuracy_is_at_least_as_fast(
     points: list[Point], accuracy: float, less: float
 ) -> None:
-    strict, loose = reach(points, accuracy).tpf, reach(points, accuracy - less).tpf
+    strict, loose = tpf_at_accuracy(points, accuracy).tpf, tpf_at_accuracy(points, accuracy - less).tpf
     assert strict is None or (loose is not None and loose >= strict - 1e-9)
 
 
 def test_words_say_what_was_not_reached() -> None:
-    assert str(Reach(70, None)) == "not reached"
-    assert str(Reach(70, 3.456)) == "3.46"
-    assert str(Reach(70, 3.456, open=True)) == ">= 3.46"
-    assert str(Reach(-2, None)) == "-"
+    assert str(TpfAtAccuracy(70, None)) == "not reached"
+    assert str(TpfAtAccuracy(70, 3.456)) == "3.46"
+    assert str(TpfAtAccuracy(70, 3.456, at_least=True)) == ">= 3.46"
+    assert str(TpfAtAccuracy(-2, None)) == "-"
 
 
 def test_points_slower_than_the_one_token_run_do_not_lower_the_floor() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from typer.testing import CliRunner
 import tad
 from tad.cli import app
 from tad.errors import TadError
-from tad.evaluation import Results
+from tad.evaluation import Results, tabulate_folders
+from tad.evaluation.report import write_report
 from tad.evaluation.study import Chain
+from tad.evaluation.study.pool import ModelPool
 from tad.evaluation.study.recipe import lay_over
-from tad.evaluation.study.workbench import Workbench, explain_windows
+from tad.files import finite
 from tad.training.distill import distill
+from tad.trajectories.measure import explain_windows
 from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport
 
@@ -42,14 +46,32 @@ def test_every_stage_leaves_its_directory(world: Path, done: tuple[Path, Listene
     assert {path.suffix for path in (out / "tables").iterdir()} == {".md", ".csv", ".json"}
 
 
-def test_the_table_has_base_rival_and_students_on_the_same_problems(done: tuple[Path, Listener]) -> None:
-    rows = json.loads((done[0] / "tables" / "main.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == ["base", "base, fast-dllm", "quality, tad", "speed, tad"]
-    assert {row["numbers"]["n"] for row in rows} == {12}
+def test_the_table_has_base_baseline_and_students_on_the_same_problems(done: tuple[Path, Listener]) -> None:
+    table = json.loads((done[0] / "tables" / "main.json").read_text())
+    names = ["base, one-by-one", "base, fast-dllm", "quality, tad", "speed, tad"]
+    assert [row["method"] for row in table["rows"]] == names
+    assert list(table["tasks"].values()) == [12]
+    first = next(iter(table["rows"][0]["scopes"].values()))
     base = Results.open(done[0] / "evaluation" / "base" / "one-by-one,block=8").rows()
     right = 100 * sum(bool(row.correct) for row in base) / len(base)
-    assert rows[0]["numbers"]["accuracy"]["mean"] == pytest.approx(right)
-    assert rows[0]["numbers"]["to_base"] == {"value": 0.0, "interval": [0.0, 0.0]}
+    assert first["accuracy"]["value"] == pytest.approx(right)
+    assert (first["to_base"]["accuracy"]["value"], first["to_base"]["accuracy"]["interval"]) == (
+        0.0,
+        [0.0, 0.0],
+    )
+
+
+def test_the_chain_the_points_and_the_page_say_the_same(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    table = Chain(run_recipe(world), done[0]).table()
+    (points,) = tabulate_folders([done[0] / "evaluation"])
+    assert points.rows == table.rows
+    page = write_report([done[0]], tmp_path / "page.html").page.read_text()
+    values = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    (shown,) = values["parts"][0]["tables"]
+    assert shown["rows"] == json.loads(json.dumps(finite(asdict(table))))["rows"]
+    assert all(row.title in page for row in table.rows)
 
 
 def test_a_complete_chain_does_nothing_again(
@@ -58,7 +80,7 @@ def test_a_complete_chain_does_nothing_again(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("done again")
 
-    monkeypatch.setattr("tad.evaluation.study.workbench.distill", never)
+    monkeypatch.setattr("tad.evaluation.study.pool.distill", never)
     monkeypatch.setattr("tad.evaluation.run.decode", never)
     monkeypatch.setattr("tad.trajectories.collect.roll_out", never)
     monkeypatch.setattr("tad.evaluation.study.chain.measure_window", never)
@@ -98,10 +120,10 @@ def test_training_that_was_stopped_is_resumed(world: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"collect": {"seed": 7}}, "holds trajectories of another run: recipe.seed"),
-        ({"window": {"states": 3}}, r"was measured with window\.states=2, the recipe now says 3"),
-        ({"distill": {"learning": {"lr": 0.5}}}, "was trained with learning="),
-        ({"evaluate": {"gen_length": 32}}, "holds another run: gen_length"),
+        ({"collect": {"seed": 7}}, "recipe.seed"),
+        ({"window": {"states": 3}}, r"window\.states"),
+        ({"distill": {"learning": {"lr": 0.5}}}, "learning"),
+        ({"evaluate": {"gen_length": 32}}, "gen_length"),
     ],
 )
 def test_a_directory_of_another_recipe_is_refused(
@@ -113,11 +135,11 @@ def test_a_directory_of_another_recipe_is_refused(
 
 def test_stages_in_the_wrong_order_say_which_one_is_missing(world: Path, tmp_path: Path) -> None:
     chain = Chain(run_recipe(world), tmp_path)
-    with pytest.raises(TadError, match="run the stage 'collect' first"):
+    with pytest.raises(TadError, match="'collect'"):
         chain.run(("window",))
-    with pytest.raises(TadError, match="run the stage 'distill' first"):
+    with pytest.raises(TadError, match="'distill'"):
         chain.run(("evaluate",))
-    with pytest.raises(TadError, match="stage 'destill' is not known"):
+    with pytest.raises(TadError, match="'destill'"):
         chain.run(("destill",))
 
 
@@ -128,7 +150,7 @@ def test_a_store_that_is_not_complete_is_neither_measured_nor_trained_on(
     shutil.copytree(done[0] / "trajectories", out / "trajectories")
     (out / "trajectories" / "shard-00001.parquet").unlink()
     for stage in ("window", "distill"):
-        with pytest.raises(TadError, match="1 shards are still missing; run the stage 'collect' first"):
+        with pytest.raises(TadError, match="'collect'"):
             Chain(run_recipe(world), out).run((stage,))
 
 
@@ -174,13 +196,13 @@ def test_the_base_comes_back_from_training_as_it_was(world: Path, tmp_path: Path
     recipe = run_recipe(world)
     chain = Chain(recipe, tmp_path)
     chain.run(("collect", "window"))
-    bench = Workbench(recipe.model, "cpu")
-    before = {name: value.clone() for name, value in bench.base().model.named_parameters()}
+    pool = ModelPool(recipe.model, "cpu")
+    before = {name: value.clone() for name, value in pool.base().model.named_parameters()}
     values = recipe.distill_recipe(
         "speed", str(chain.store), {**recipe.students["speed"], "precision": "bf16"}
     )
-    bench.train(values, tmp_path / "student")
-    after = dict(bench.base().model.named_parameters())
+    pool.train(values, tmp_path / "student")
+    after = dict(pool.base().model.named_parameters())
     assert set(before) == set(after)
     assert all((before[name] == after[name]).all() for name in before)
 
@@ -261,7 +283,7 @@ def test_the_command_says_how_to_go_on(world: Path, tmp_path: Path, monkeypatch:
 
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(run_recipe(world).model_dump(mode="json", exclude_unset=True)))
-    monkeypatch.setattr("tad.cli.run.Watch.stopping", lambda _: True)
+    monkeypatch.setattr("tad.cli.run.ConsoleListener.stopping", lambda _: True)
     answer = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "out")])
     assert answer.exit_code == 130
     assert f"go on with: tad run {file} --out {tmp_path / 'out'}" in answer.output
@@ -277,7 +299,7 @@ def test_the_window_command_takes_trajectories_from_all_over_the_store(
         asked.extend(row.example for row in rows)
         raise TadError("seen enough")
 
-    monkeypatch.setattr("tad.trajectories.window.measure_decay", measure)
+    monkeypatch.setattr("tad.trajectories.measure.measure_decay", measure)
     words = ["window", str(store), "--model", str(world / "llada"), "--device", "cpu", "--limit", "3"]
     CliRunner().invoke(app, words)
     every = [row.example for row in TrajectoryStore.open(store).rows()]

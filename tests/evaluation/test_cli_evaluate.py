@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import Results
+from tad.evaluation.analysis import TOLERANCE
 from tad.models import load
 
 
@@ -65,11 +66,12 @@ def test_levels_are_printed_when_asked(model: str, own: list[str], tmp_path: Pat
 
 def test_a_sweep_prints_and_writes_its_points(model: str, own: list[str], tmp_path: Path) -> None:
     result = run("eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s", "--y-max", "75")
-    assert "y_max = 75.00 (given)" in result.stdout
+    assert "y_max = 75.00" in result.stdout
     assert "one token" in result.stdout
     points = json.loads((tmp_path / "s" / "points.json").read_text())
-    assert [point["n"] for point in points["curves"][0]["points"]] == [EXAMPLES] * 3
-    assert points["curves"][0]["aup"] > 0
+    (found,) = points[0]["rows"][1]["scopes"].values()
+    assert (found["n"], len(found["points"])) == (EXAMPLES, 3)
+    assert found["aup"]["value"] > 0
     shown = run("points", tmp_path / "s", "--y-max", "75", "--json")
     assert json.loads(shown.stdout) == points
 
@@ -107,9 +109,15 @@ def test_runs_are_compared(model: str, own: list[str], tmp_path: Path) -> None:
     for decoder in ("one-by-one", "tad"):
         run("eval", model, *own, "--decoder", decoder, "--out", tmp_path / decoder)
     result = run("compare", tmp_path / "one-by-one", tmp_path / "tad")
-    assert "against one-by-one" in result.stdout
+    assert "against base, one-by-one" in result.stdout
     found = json.loads(run("compare", tmp_path / "one-by-one", tmp_path / "tad", "--json").stdout)
-    assert found["differences"][0]["n"] == EXAMPLES
+    assert list(found["table"]["tasks"].values()) == [EXAMPLES]
+
+
+def test_the_tolerance_of_the_commands_is_the_analysis_s(model: str, own: list[str], tmp_path: Path) -> None:
+    run("eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s")
+    assert f"TPF at base - {TOLERANCE:g}" in run("points", tmp_path / "s").stdout
+    assert "TPF at base - 7" in run("points", tmp_path / "s", "--tolerance", "7").stdout
 
 
 def test_throughput_prints_a_line_per_batch_size(model: str, own: list[str], world: Path) -> None:
@@ -155,7 +163,7 @@ def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], t
 )
 def test_bad_input_is_refused_in_one_line_before_the_model_is_read(words: list[str], message: str) -> None:
     with pytest.raises(TadError) as error:
-        run("eval", "no/such/model", *words)
+        run("eval", "no-such/model", *words)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -174,7 +182,7 @@ def test_an_adapter_is_part_of_the_run(model: str, own: list[str], tmp_path: Pat
     run("eval", model, *own, "--adapter", tmp_path / "adapter", "--out", tmp_path / "r", "--limit", 2)
     meta = Results.open(tmp_path / "r").meta
     assert meta.adapter is not None
-    assert meta.label == "llada + adapter"
+    assert Path(meta.source["adapter"]).name == "adapter"
     with pytest.raises(TadError, match=r"adapter is '[0-9a-f]+' there and None here"):
         run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2)
 

@@ -11,31 +11,20 @@ from eval_world import EXAMPLES, recipe_of
 
 from tad.errors import TadError
 from tad.evaluation import compare_runs, evaluate
-from tad.evaluation.compare import mcnemar, resolvable
+from tad.evaluation.analysis import PairedDifference, mcnemar, minimum_detectable_effect
+from tad.evaluation.compare import Comparison
 from tad.evaluation.tables import show_comparison
 from tad.models import LM
 
 
-@pytest.mark.parametrize(
-    ("gained", "lost", "expected"),
-    [(0, 0, 1.0), (1, 0, 1.0), (5, 5, 1.0), (3, 12, 0.03515625), (12, 3, 0.03515625), (5, 0, 0.0625)],
-)
-def test_mcnemar_is_the_exact_binomial_test(gained: int, lost: int, expected: float) -> None:
-    assert mcnemar(gained, lost) == expected
-
-
-def test_a_resolvable_difference_is_seen_four_times_in_five() -> None:
+def test_the_minimum_detectable_effect_is_seen_four_times_in_five() -> None:
     examples, share = 1000, 0.2
-    effect = resolvable(examples, int(share * examples)) / 100
+    effect = minimum_detectable_effect(examples, int(share * examples)) / 100
     draws = np.random.default_rng(0)
     chances = [(share + effect) / 2, (share - effect) / 2, 1 - share]
     found = draws.multinomial(examples, chances, size=400)
     seen = np.mean([mcnemar(int(gained), int(lost)) < 0.05 for gained, lost, _ in found])
     assert 0.72 < seen < 0.86
-
-
-def test_agreement_on_everything_still_resolves_nothing_small() -> None:
-    assert resolvable(100, 0) == resolvable(100, 3) > 4
 
 
 @pytest.fixture(scope="module")
@@ -47,38 +36,42 @@ def runs(lm: LM, world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def difference(found: Comparison) -> PairedDifference:
+    (scope,) = found.table.scopes
+    pair = found.table.rows[1].scopes[scope].to_base
+    assert pair is not None
+    return pair
+
+
 def test_differences_are_paired_on_the_same_examples(runs: Path) -> None:
     found = compare_runs([runs / "slow", runs / "fast"], resamples=200)
-    (only,) = found.differences
-    groups = next(iter(found.groups.values()))
+    only = difference(found)
+    slow, fast = (row.scopes[found.table.scope] for row in found.table.rows)
     assert only.n == EXAMPLES
-    assert only.accuracy == pytest.approx(groups["fast"]["accuracy"] - groups["slow"]["accuracy"])
+    assert only.accuracy.value == pytest.approx(fast.accuracy.value - slow.accuracy.value)
     assert only.lost > only.gained == 0
     assert only.p_value == mcnemar(only.gained, only.lost)
-    assert only.accuracy_interval[0] <= only.accuracy <= only.accuracy_interval[1] <= 0
-    assert only.tpf_interval[0] <= only.tpf <= only.tpf_interval[1]
-    assert only.tpf > 0.5
+    for one in (only.accuracy, only.tpf, only.speedup):
+        assert one.interval is not None
+        assert one.interval[0] <= one.value <= one.interval[1]
+    assert only.tpf.value > 0.5
     assert found.notes == []
 
 
 def test_a_run_against_itself_shows_nothing(lm: LM, world: Path, runs: Path, tmp_path: Path) -> None:
     evaluate(lm, recipe_of(world), tmp_path / "again")
-    (only,) = compare_runs([runs / "slow", tmp_path / "again"]).differences
-    assert (only.accuracy, only.accuracy_interval, only.p_value, only.tpf) == (0, (0, 0), 1.0, 0)
-    assert only.resolvable > 10
+    only = difference(compare_runs([runs / "slow", tmp_path / "again"]))
+    assert (only.accuracy.value, only.accuracy.interval, only.p_value, only.tpf.value) == (0, (0, 0), 1.0, 0)
+    assert only.minimum_detectable_effect is not None
+    assert only.minimum_detectable_effect > 10
 
 
 def test_fewer_examples_compare_what_both_have_and_say_so(runs: Path) -> None:
     found = compare_runs([runs / "slow", runs / "few"])
-    assert found.differences[0].n == 5
-    assert found.notes == ["slow has 12 rows; the 5 that all runs share are compared"]
-    assert "note: slow has 12 rows" in show_comparison(found)
-
-
-def test_the_printed_comparison_has_everything(runs: Path) -> None:
-    text = show_comparison(compare_runs([runs / "slow", runs / "fast"], resamples=100))
-    for word in ("McNemar", "80 % power at", "gained/lost", "TPF all", "against slow"):
-        assert word in text
+    assert difference(found).n == 5
+    (note,) = found.notes
+    assert "12 rows" in note
+    assert f"note: {note}" in show_comparison(found.table, found.notes)
 
 
 def test_runs_that_asked_other_things_are_refused(lm: LM, world: Path, runs: Path, tmp_path: Path) -> None:
@@ -91,7 +84,7 @@ def test_runs_that_asked_other_things_are_refused(lm: LM, world: Path, runs: Pat
 
     refused(
         "template",
-        "templates of .* is \\['tad'\\] in the first run",
+        "templates",
         tasks=[{"name": name, "templates": ["plain"]}],
     )
     other = tmp_path / "questions.jsonl"
@@ -103,9 +96,7 @@ def test_other_splits_are_refused(lm: LM, world: Path, tmp_path: Path) -> None:
     for split in ("test", "validation"):
         tasks = [{"name": "nano-word", "limit": 2, "split": split}]
         evaluate(lm, recipe_of(world, tasks=tasks), tmp_path / split)
-    with pytest.raises(
-        TadError, match="split of 'nano-word' is 'test' in the first run and 'validation' here"
-    ):
+    with pytest.raises(TadError, match="split of 'nano-word'"):
         compare_runs([tmp_path / "test", tmp_path / "validation"])
 
 
@@ -114,7 +105,7 @@ def test_other_data_behind_the_same_names_are_refused(lm: LM, world: Path, tmp_p
     for answer in ("1", "2"):
         file.write_text(json.dumps({"question": "why", "answer": answer}) + "\n")
         evaluate(lm, recipe_of(world, tasks=[{"name": f"jsonl:{file}"}]), tmp_path / answer)
-    with pytest.raises(TadError, match="example '0' is another question than in 1; the data differ"):
+    with pytest.raises(TadError, match="another question"):
         compare_runs([tmp_path / "1", tmp_path / "2"])
 
 
@@ -123,7 +114,7 @@ def test_ungraded_runs_one_run_and_no_run_are_refused(
 ) -> None:
     evaluate(lm, recipe_of(world), tmp_path / "plain", grade=False)
     for folders, message in (
-        ([runs / "slow", tmp_path / "plain"], "plain: has rows without a verdict"),
+        ([runs / "slow", tmp_path / "plain"], "without a verdict"),
         ([runs / "slow"], "at least two runs"),
         ([runs / "slow", runs / "slow"], "is named twice"),
         ([runs / "slow", tmp_path], "no run here"),

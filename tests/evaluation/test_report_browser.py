@@ -13,6 +13,7 @@ import report_world as made
 
 from tad.evaluation.report import write_report
 
+pytestmark = pytest.mark.slow
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"
 
@@ -94,8 +95,8 @@ def test_the_replay_steps_plays_and_jumps(browser: Any, page_file: Path) -> None
 
 def test_a_method_can_be_switched_off(browser: Any, page_file: Path) -> None:
     page, _ = open_page(browser, page_file, 1280, "light")
-    button = page.locator(".legend button", has_text="base · tad")
-    parts = page.locator("figure g.slot-base---tad")
+    button = page.locator(".legend button", has_text="base, tad")
+    parts = page.locator("figure g.slot-base--tad")
     assert parts.count() > 0
     button.click()
     assert not parts.first.is_visible()
@@ -138,8 +139,8 @@ def test_a_link_to_a_folded_section_unfolds_it(browser: Any, study_file: Path) -
 def test_a_method_of_a_study_can_be_switched_off_in_its_charts(browser: Any, study_file: Path) -> None:
     page, _ = open_page(browser, study_file, 1280, "light")
     shown = "parts => parts.map((part) => getComputedStyle(part).display !== 'none')"
-    parts = page.locator("#study-0 > .board figure g.slot-tad-q")
+    parts = page.locator("#part-0 > .board figure g.slot-tad-q")
     assert parts.count() > 0
     assert all(parts.evaluate_all(shown))
-    page.locator("#study-0 > .board .legend button", has_text="TAD-Q").click()
+    page.locator("#part-0 > .board .legend button", has_text="TAD-Q").click()
     assert not any(parts.evaluate_all(shown))

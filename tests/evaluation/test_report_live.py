@@ -9,8 +9,8 @@ from eval_world import GEN_LENGTH, recipe_of
 
 from tad.errors import TadError
 from tad.evaluation import evaluate
+from tad.evaluation.report import Live, write_report
 from tad.evaluation.report.replay import decode_scenes
-from tad.evaluation.report.write import Live, write_report
 from tad.models import LM, load
 
 
@@ -24,7 +24,7 @@ def student(world: Path) -> LM:
 def test_a_prompt_is_decoded_by_base_and_student(lm: LM, student: LM) -> None:
     (scene,) = decode_scenes(lm, student, [], "why", gen_length=32)
     base, other = scene.sides
-    assert (base.label, other.label) == ("base · one-by-one", "student · tad")
+    assert (base.label, other.label) == ("base, one-by-one", "new, rank 2, tad")
     assert len(base.pieces) == len(base.steps) == len(other.steps) == 32
     assert base.forwards >= other.forwards
     assert max(base.steps) <= base.forwards
@@ -38,7 +38,7 @@ def test_the_examples_of_a_run_are_decoded_and_graded(lm: LM, world: Path, tmp_p
     done = write_report([results.folder], tmp_path / "p.html", live=live, resamples=5)
     text = done.page.read_text(encoding="utf-8")
     assert "the first of the task; decoded for this report" in text
-    assert "base · fast-dllm" in text
+    assert "base, fast-dllm" in text
     (scene,) = decode_scenes(lm, None, [results.folder], decoder="one-by-one", gen_length=32)
     row = results.rows()[0]
     assert scene.title.endswith(row.id)
@@ -51,11 +51,11 @@ def test_an_example_is_chosen_by_its_id(lm: LM, world: Path, tmp_path: Path) -> 
     wanted = results.rows()[3].id
     (scene,) = decode_scenes(lm, None, [results.folder], gen_length=32, example=wanted)
     assert scene.title.endswith(wanted)
-    with pytest.raises(TadError, match="--example nothing: not an example of"):
+    with pytest.raises(TadError, match="--example nothing"):
         decode_scenes(lm, None, [results.folder], gen_length=32, example="nothing")
 
 
 def test_a_replay_without_a_question_is_refused(lm: LM) -> None:
     assert GEN_LENGTH == 16
-    with pytest.raises(TadError, match="a replay needs a question: give --prompt"):
+    with pytest.raises(TadError, match="--prompt"):
         decode_scenes(lm, None, [])

@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import Results
+from tad.evaluation.methods import read_outcomes
 from tad.evaluation.study import Study, StudyRecipe
-from tad.evaluation.study.answers import grade_missing
 from tad.evaluation.study.cells import Base, Hashes, resolve_methods
-from tad.evaluation.study.numbers import read_numbers
 from tad.evaluation.study.plan import DONE, MISSING, TRAINED, UNGRADED, WAITING
 
 BASE = Base("model", "tokenizer", "llada", "float32")
@@ -205,7 +204,7 @@ def test_a_study_stopped_anywhere_goes_on_to_the_same_numbers(
     for path in (done[0] / "answers").rglob("rows.jsonl"):
         folder = path.parent.relative_to(done[0])
         if not folder.name.startswith("tad-cached"):
-            mine, theirs = (read_numbers(one / folder) for one in (tmp_path, done[0]))
+            mine, theirs = (read_outcomes(one / folder) for one in (tmp_path, done[0]))
             assert np.array_equal(mine.correct, theirs.correct)
             assert np.array_equal(mine.forwards, theirs.forwards)
 
@@ -213,42 +212,26 @@ def test_a_study_stopped_anywhere_goes_on_to_the_same_numbers(
 def test_only_limits_the_work_to_tables_or_methods(world: Path, tmp_path: Path) -> None:
     study = Study(study_recipe(world), tmp_path)
     assert study.run(only=["base"])
-    assert [(one.method, one.state) for one in study.entries() if one.table == "main"] == [
+    assert [(one.method, one.state) for one in study.states() if one.table == "main"] == [
         ("base", DONE),
         ("fast-dllm", MISSING),
         ("tad", MISSING),
         ("tad", MISSING),
     ]
-    assert {one.table for one in study.entries(only=["windows"])} == {"windows"}
+    assert {one.table for one in study.states(only=["windows"])} == {"windows"}
     rows = {row.method: row for row in study.tables()[0].rows}
     assert rows["tad"].state == "not run yet"
-    assert rows["base"].numbers is not None
+    assert rows["base"].scopes
 
 
 def test_only_with_a_name_that_is_not_there_is_refused_before_anything_is_written(
     world: Path, tmp_path: Path
 ) -> None:
     study = Study(study_recipe(world), tmp_path / "study")
-    for act in (study.run, study.entries):
+    for act in (study.run, study.states):
         with pytest.raises(TadError, match=r"--only mian: .* no such table .* did you mean 'main'"):
             act(only=["base", "mian"])
     assert not (tmp_path / "study").exists()
-
-
-def test_nothing_is_begun_that_would_end_too_late(world: Path, tmp_path: Path) -> None:
-    watch = Listener()
-    study = Study(study_recipe(world), tmp_path, watch)
-    assert not study.run(minutes=0)
-    assert watch.settings == []
-    (tmp_path / "timings.jsonl").write_text(
-        "".join(
-            json.dumps({"kind": kind, "what": "x", "seconds": 100}) + "\n"
-            for kind in ("answer", "train", "collect")
-        )
-    )
-    assert not study.run(minutes=1)
-    assert "base would take about 100 s, which is more than is left" in watch.lines
-    assert [one.seconds for one in study.entries(["main"])] == [100, 300, 500, 500]
 
 
 def test_a_study_of_another_base_is_refused(world: Path, done: tuple[Path, Listener], tmp_path: Path) -> None:
@@ -264,22 +247,21 @@ def test_what_cannot_be_graded_here_is_graded_later(
 ) -> None:
     study = Study(study_recipe(world), tmp_path, watch := Listener())
     with monkeypatch.context() as patch:
-        patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+        patch.setattr("tad.evaluation.questions.Questions.gradable", lambda _: set())
         assert study.run(only=["base"])
     assert any("cannot be graded here" in line for line in watch.lines)
-    entry = study.entries(["base"])[0]
+    entry = study.states(["base"])[0]
     assert entry.state == UNGRADED
     table = study.tables()[0]
-    assert table.bar is None
+    assert not table.tasks
     assert "no verdicts yet" in (tmp_path / "tables" / "main.md").read_text()
     later = Study(study_recipe(world), tmp_path)
     assert later.run(only=["base"])
-    assert later.entries(["base"])[0].state == DONE
+    assert later.states(["base"])[0].state == DONE
     folder = later.answers_folder(later.cell("base", None)) / "one-by-one,block=8"
     theirs = Study(study_recipe(world), done[0])
     other = theirs.answers_folder(theirs.cell("base", None)) / "one-by-one,block=8"
-    assert np.array_equal(read_numbers(folder).correct, read_numbers(other).correct)
-    assert grade_missing(folder, later.hashes.questions(later.recipe.evaluate.tasks), {"x"}) == 0
+    assert np.array_equal(read_outcomes(folder).correct, read_outcomes(other).correct)
 
 
 def test_a_student_without_answers_is_seen_as_trained(
@@ -290,7 +272,7 @@ def test_a_student_without_answers_is_seen_as_trained(
     shutil.copytree(done[0], tmp_path / "copy")
     study = Study(study_recipe(world), tmp_path / "copy")
     shutil.rmtree(study.answers_folder(study.cell("tad", 1)))
-    assert {one.seed: one.state for one in study.entries(["tad"])} == {0: DONE, 1: TRAINED}
+    assert {one.seed: one.state for one in study.states(["tad"])} == {0: DONE, 1: TRAINED}
 
 
 # Tuning
@@ -309,7 +291,7 @@ def tuned(world: Path, **changes: object) -> dict:
 def test_trials_come_first_and_the_best_one_is_taken_over_by_its_likes(world: Path, tmp_path: Path) -> None:
     recipe = study_recipe(world, seeds=[0], **tuned(world))
     study = Study(recipe, tmp_path)
-    states = {(one.table, one.method): one.state for one in study.entries()}
+    states = {(one.table, one.method): one.state for one in study.states()}
     assert states["main", "tad"] == WAITING
     assert states["windows", "windows/window=1"] == WAITING
     assert states["tuning", "tad"] == MISSING
@@ -332,7 +314,7 @@ def test_trials_without_any_verdict_wait_for_one(
 ) -> None:
     study = Study(study_recipe(world, seeds=[0], **tuned(world)), tmp_path, watch := Listener())
     with monkeypatch.context() as patch:
-        patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+        patch.setattr("tad.evaluation.questions.Questions.gradable", lambda _: set())
         assert not study.run(only=["tad"])
     assert any("waits for its tuning" in line for line in watch.lines)
     assert "not run yet" in (tmp_path / "tables" / "tuning.md").read_text()
@@ -374,7 +356,7 @@ def test_bad_studies_are_refused_before_anything_is_loaded(
 
 
 def test_the_command_lists_runs_and_writes_tables(
-    world: Path, done: tuple[Path, Listener], tmp_path: Path
+    world: Path, done: tuple[Path, Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study_values(world)))
@@ -388,9 +370,10 @@ def test_the_command_lists_runs_and_writes_tables(
     assert "another base model; not built" in ran.output
     rows = list(csv.DictReader((done[0] / "tables" / "main.csv").open()))
     assert {row["method"] for row in rows} == {"base", "fast-dllm", "tad", "v2"}
-    late = CliRunner().invoke(app, ["study", str(file), "--out", str(tmp_path / "new"), "--minutes", "0"])
-    assert late.exit_code == 0
-    assert f"not complete; go on with: tad study {file} --out {tmp_path / 'new'}" in late.output
+    monkeypatch.setattr("tad.cli.run.ConsoleListener.stopping", lambda _: True)
+    late = CliRunner().invoke(app, ["study", str(file), "--out", str(tmp_path / "new")])
+    assert late.exit_code == 130
+    assert f"go on with: tad study {file} --out {tmp_path / 'new'}" in late.output
 
 
 @pytest.mark.slow
@@ -410,7 +393,7 @@ def test_a_study_that_is_killed_again_and_again_comes_to_the_same_numbers(
     for path in (done[0] / "answers").rglob("rows.jsonl"):
         folder = path.parent.relative_to(done[0])
         if not folder.name.startswith("tad-cached"):
-            mine, theirs = (read_numbers(one / folder) for one in (out, done[0]))
+            mine, theirs = (read_outcomes(one / folder) for one in (out, done[0]))
             assert np.array_equal(mine.correct, theirs.correct)
             assert np.array_equal(mine.forwards, theirs.forwards)
 
@@ -443,17 +426,17 @@ def test_two_processes_share_a_study_and_do_nothing_twice(
         assert names(out, kind) == names(done[0], kind)
     trained = [json.loads(path.read_text())["calls"] for path in (out / "students").glob("*/run.json")]
     assert all(len(calls) == 1 for calls in trained)
-    for name in ("main.json", "windows.json"):
+    for name in ("main.md", "main.csv", "windows.csv"):
         assert (out / "tables" / name).read_text() == (done[0] / "tables" / name).read_text()
 
 
 def test_a_cell_that_another_process_has_taken_is_left_to_it(world: Path, tmp_path: Path) -> None:
-    study, watch = Study(study_recipe(world), tmp_path), Listener()
+    study, watch = Study(study_recipe(world), tmp_path), Listener(stop_after=3)
     cell = study.cell("base", None)
     assert cell is not None
     with study._claim(cell) as mine:
         assert mine
         other = Study(study_recipe(world), tmp_path, watch)
-        assert not other.run(["base", "tad"], minutes=0.02, tables=False)
+        assert not other.run(["base", "tad"], tables=False)
     assert not (tmp_path / "answers").exists() or not list((tmp_path / "answers").glob("base-*"))
     assert Study(study_recipe(world), tmp_path).run(["base"], tables=False)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-from eval_world import EXAMPLES, content, made_row, recipe_of
+from eval_world import EXAMPLES, content, recipe_of
 
 from tad.decoding import DECODERS, get_decoder
 from tad.errors import TadError
-from tad.evaluation import Results, run_sweep, tabulate
+from tad.evaluation import Results, run_sweep, tabulate_folders
 from tad.evaluation import sweep as sweep_module
-from tad.evaluation.aup import Point, aup
-from tad.evaluation.bootstrap import Resampled, interval
-from tad.evaluation.curves import find_runs
-from tad.evaluation.row import UNFIT
+from tad.evaluation.methods import find_runs
 from tad.evaluation.sweep import FIRST, GRIDS, plan
-from tad.evaluation.tables import show_curves
+from tad.evaluation.tables import show_points
 from tad.models import LM, load
 
 SWEPT = [name for name in DECODERS if name != FIRST]
@@ -37,7 +32,9 @@ def test_every_named_decoder_can_be_swept(decoder: str, family: str, gen_length:
     assert len(runs) == 7
     assert len({run.name for run in runs}) == 7
     for run in runs:
-        get_decoder(run.decoder, family, **run.settings).prepared(gen_length, shift=family == "dream")
+        get_decoder(run.decoder, family, **run.settings).prepared(
+            gen_length, logit_shift=int(family == "dream")
+        )
 
 
 @pytest.mark.parametrize("kind", ["entropy", "confidence"])
@@ -73,7 +70,7 @@ def test_the_first_point_shares_the_layout_but_not_the_rule() -> None:
 @pytest.mark.parametrize(
     ("decoder", "settings", "thresholds", "message"),
     [
-        ("tad", {"threshold": 0.5}, None, "a sweep sets 'threshold'"),
+        ("tad", {"threshold": 0.5}, None, "'threshold'"),
         ("fast-dllm", {"rule": "factor"}, None, "has no threshold to sweep"),
         ("llada", {}, [0.5], "has no threshold; --sweep varies its steps"),
         ("tda", {}, None, "unknown decoder 'tda'; did you mean 'tad'"),
@@ -112,46 +109,24 @@ def test_the_first_run_is_not_made_twice(
 
 
 def test_points_are_those_of_the_runs(swept: Path) -> None:
-    table = tabulate([swept], resamples=50)
-    assert [curve.decoder for curve in table.curves] == ["fast-dllm", "tad"]
-    tad = table.curves[1]
-    assert tad.n == EXAMPLES
-    assert [point.setting for point in tad.points] == [None, 0.5, 4.0]
-    first = tad.points[0]
-    assert (first.accuracy, first.n, first.tpf) == (50.0, EXAMPLES, pytest.approx(1.0, abs=0.2))
-    rows = Results.open(swept / tad.points[2].run).rows()
-    assert tad.points[2].tpf == sum(row.tokens for row in rows) / sum(row.forwards for row in rows)
-    assert tad.points[2].tpf > first.tpf
+    (table,) = tabulate_folders([swept], resamples=50)
+    assert [row.method for row in table.rows] == ["base, one-by-one", "base, fast-dllm", "base, tad"]
+    found = table.rows[2].scopes[table.scope]
+    assert found.n == EXAMPLES
+    assert [point.value for point in found.points] == [None, 0.5, 4.0]
+    first, last = found.points[0], found.points[2]
+    assert (first.accuracy.value, first.tpf.value) == (50.0, pytest.approx(1.0, abs=0.2))
+    rows = Results.open(swept / last.setting).rows()
+    assert last.tpf.value == sum(row.tokens for row in rows) / sum(row.forwards for row in rows)
+    assert last.tpf.value > first.tpf.value
 
 
-def test_area_follows_from_the_points_and_the_tables_y_max(swept: Path) -> None:
-    question = f"{tabulate([swept], resamples=0).curves[0].task}/tad"
-    table = tabulate([swept], resamples=0)
-    assert table.y_max == {question: 50.0}
-    assert table.y_max_from == {question: "highest in this table"}
-    for given in (80.0, {question.rpartition("/")[0]: 80.0}, {question: 80.0}):
-        other = tabulate([swept], y_max=given, resamples=0)
-        assert other.y_max_from == {question: "given"}
-        for curve in other.curves:
-            assert curve.aup == aup([Point(p.tpf, p.accuracy) for p in curve.points], 80.0)
-    with pytest.raises(TadError, match="y_max of 'gsm8k', which is not in the table"):
-        tabulate([swept], y_max={"gsm8k": 80.0})
-
-
-def test_dropped_points_are_marked(swept: Path) -> None:
-    for curve in tabulate([swept], resamples=0).curves:
-        for point in curve.points:
-            assert point.dropped == (curve.points[0].accuracy - point.accuracy > 5)
-    assert any(point.dropped for curve in tabulate([swept], resamples=0).curves for point in curve.points)
-
-
-def test_the_printed_table_has_points_n_and_y_max(swept: Path) -> None:
-    text = show_curves(tabulate([swept], resamples=50))
-    assert f"n = {EXAMPLES}, y_max = 50.00 (highest in this table)" in text
-    assert "TPF at base - 1" in text
-    assert "one token" in text
-    assert "50.0 ±" in text
-    assert "x: more than 5 below the one-token run" in text
+def test_the_printed_points_have_n_y_max_and_what_is_not_in_the_area(swept: Path) -> None:
+    (table,) = tabulate_folders([swept], resamples=50)
+    text = show_points(table)
+    assert f"n = {EXAMPLES}, y_max = 50.00" in text
+    for words in ("TPF at base - 1.5", "one token", "50.0 ±", "x: more than 5 below the one-token run"):
+        assert words in text
 
 
 def test_the_base_is_the_same_model_without_its_adapter(world: Path, swept: Path, tmp_path: Path) -> None:
@@ -161,56 +136,35 @@ def test_the_base_is_the_same_model_without_its_adapter(world: Path, swept: Path
         if "lora_B" in name:
             weight.data.normal_(std=0.5)
     run_sweep(adapted, recipe_of(world, limit=None), tmp_path / "adapted", ["tad"], [0.5])
-    alone = tabulate([tmp_path / "adapted"], resamples=0).curves[0]
-    assert alone.base == "its own first point"
-    both = tabulate([swept, tmp_path / "adapted"], resamples=0)
-    mine = next(curve for curve in both.curves if "new, rank 2" in curve.model)
-    assert mine.base == f"llada, {FIRST}"
-    assert [reach.accuracy for reach in mine.reaches] == [49.0, 47.0]
-    given = tabulate([tmp_path / "adapted"], base=swept, resamples=0).curves[0]
-    assert given.reaches == mine.reaches
+    (alone,) = tabulate_folders([tmp_path / "adapted"], resamples=0)
+    assert (alone.base, alone.targets) == (None, {})
+    (both,) = tabulate_folders([swept, tmp_path / "adapted"], resamples=0)
+    mine = next(row for row in both.rows if row.trained)
+    assert both.targets == {both.scope: 48.5}
+    (given,) = tabulate_folders([tmp_path / "adapted"], base=swept, resamples=0)
+    assert given.rows[0].scopes[given.scope].tpf_at_target == mine.scopes[both.scope].tpf_at_target
 
 
 def test_a_base_on_other_examples_is_refused(lm: LM, world: Path, swept: Path, tmp_path: Path) -> None:
     run_sweep(lm, recipe_of(world, limit=3), tmp_path / "few", [FIRST])
-    with pytest.raises(TadError, match="are not the sweep's"):
-        tabulate([swept], base=tmp_path / "few")
+    with pytest.raises(TadError, match="asked other questions"):
+        tabulate_folders([swept], base=tmp_path / "few")
 
 
 def test_unfinished_and_ungraded_runs_are_no_points(lm: LM, world: Path, tmp_path: Path) -> None:
     run_sweep(lm, recipe_of(world), tmp_path / "s", [FIRST])
     run_sweep(lm, recipe_of(world), tmp_path / "s", ["tad"], [0.5], grade=False)
-    assert [curve.decoder for curve in tabulate([tmp_path / "s"]).curves] == [FIRST]
+    (table,) = tabulate_folders([tmp_path / "s"])
+    assert [row.method for row in table.rows] == ["base, one-by-one"]
     run_sweep(lm, recipe_of(world), tmp_path / "t", [FIRST], grade=False)
     with pytest.raises(TadError, match="no finished, graded run"):
-        tabulate([tmp_path / "t"])
+        tabulate_folders([tmp_path / "t"])
 
 
 def test_runs_of_two_sweeps_are_not_mixed(lm: LM, world: Path, tmp_path: Path) -> None:
     run_sweep(lm, recipe_of(world), tmp_path, [FIRST])
-    with pytest.raises(TadError, match="holds another run: tasks"):
+    with pytest.raises(TadError, match="tasks"):
         run_sweep(lm, recipe_of(world, limit=3), tmp_path, ["tad"], [0.5])
-
-
-def test_sweeps_with_other_settings_in_one_directory_are_not_one_curve(
-    lm: LM, world: Path, tmp_path: Path
-) -> None:
-    for block in (8, 4):
-        run_sweep(lm, recipe_of(world, settings={"block": block}), tmp_path, ["tad"], [0.5])
-    with pytest.raises(TadError, match="are of two sweeps: block is 4 and 8"):
-        tabulate([tmp_path])
-
-
-def test_draws_of_prompts_that_do_not_fit_do_not_cost_the_interval(swept: Path, tmp_path: Path) -> None:
-    shutil.copytree(swept, tmp_path / "s")
-    for path in find_runs(tmp_path / "s"):
-        rows = Results.open(path).rows()
-        unfit = {"tokens": 0, "forwards": 0, "correct": False, "reason": UNFIT}
-        records = [row.as_record() | (unfit if i > 1 else {}) for i, row in enumerate(rows)]
-        (path / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    for curve in tabulate([tmp_path / "s"], resamples=200).curves:
-        assert curve.aup_interval is not None
-        assert curve.aup_interval[0] <= curve.aup <= curve.aup_interval[1]
 
 
 def test_a_sweep_that_was_stopped_is_continued(lm: LM, world: Path, swept: Path, tmp_path: Path) -> None:
@@ -220,26 +174,3 @@ def test_a_sweep_that_was_stopped_is_continued(lm: LM, world: Path, swept: Path,
     run_sweep(lm, recipe_of(world), tmp_path, ["tad"], [0.5, 4.0])
     for path in find_runs(tmp_path):
         assert content(Results.open(path)) == content(Results.open(swept / path.name))
-
-
-def test_an_area_without_a_right_answer_is_undefined(lm: LM, world: Path, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.jsonl"
-    file.write_text(json.dumps({"question": "why", "answer": "something else", "grader": "text"}) + "\n")
-    recipe = recipe_of(world, tasks=[{"name": f"jsonl:{file}"}])
-    run_sweep(lm, recipe, tmp_path / "s", ["tad"], [0.5])
-    table = tabulate([tmp_path / "s"])
-    assert table.curves[0].aup is None
-    assert "undefined" in show_curves(table)
-    assert table.as_record()["mean_aup"][0]["aup"] is None
-
-
-def test_resampled_intervals_cover_what_was_measured() -> None:
-    rows = [
-        made_row(id=str(i), correct=i % 3 == 0, tokens=10 + i % 7, forwards=5 + i % 2) for i in range(300)
-    ]
-    drawn = Resampled([rows, rows], resamples=500)
-    assert drawn.accuracy.shape == (2, 500)
-    assert (drawn.accuracy[0] == drawn.accuracy[1]).all()  # the same examples in both lists
-    low, high = interval(drawn.accuracy[0])
-    assert low < 100 / 3 < high
-    assert (high - low) / 2 == pytest.approx(1.96 * 100 * (2 / 9 / 300) ** 0.5, rel=0.2)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tad.cli.run import Watch, quieten, stop
+from tad.cli.options import quieten
+from tad.cli.run import ConsoleListener, stop
 
 if TYPE_CHECKING:
+    from tad.evaluation import ResultTable
     from tad.evaluation.study.recipe import RunRecipe
-    from tad.evaluation.study.tables import Table
     from tad.models import LM
 
 TASKS = ("nano-word", "nano-math")
@@ -36,27 +37,28 @@ def run(family: str = "llada", problems: int = 24, out: Path | None = None) -> N
         shutil.rmtree(folder)
     quieten()
     torch.manual_seed(0)
-    began, watch = time.monotonic(), Watch()
+    began = time.monotonic()
     from tad.evaluation.study.chain import Chain
 
-    ready = find_students(family)
-    recipe = demo_recipe(family, problems, ready)
-    chain = Chain(recipe, folder, watch, smoke=True)
-    lm = chain.bench.base()
-    choose_threads(lm)
-    size = sum(weight.numel() for weight in lm.model.parameters())
-    typer.echo(
-        f"nano-{family}: {size / 1e6:.1f}M parameters, trained on generated problems, bundled with this package.\n"
-        f"SMOKE SIZE: {2 * TRAJECTORIES} trajectories, {STEPS} steps of {STATES} states, {2 * problems} test problems. "
-        "Every number below has a wide error.\n"
-        "Trajectories are collected with the dual cache: about six times faster, and approximate."
-    )
-    with watch.stage("One problem, decoded by the base with TAD's multi-block decoder"):
-        show_problem(lm)
-    if not chain.run():
+    recipe = demo_recipe(family, problems, find_students(family))
+    with ConsoleListener() as listener:
+        chain = Chain(recipe, folder, listener, smoke=True)
+        lm = chain.pool.base()
+        choose_threads(lm)
+        size = sum(weight.numel() for weight in lm.model.parameters())
+        typer.echo(
+            f"nano-{family}: {size / 1e6:.1f}M parameters, trained on generated problems, bundled with this package.\n"
+            f"SMOKE SIZE: {2 * TRAJECTORIES} trajectories, {STEPS} steps of {STATES} states, {2 * problems} test problems. "
+            "Every number below has a wide error.\n"
+            "Trajectories are collected with the dual cache: about six times faster, and approximate."
+        )
+        with listener.stage("One problem, decoded by the base with TAD's multi-block decoder"):
+            show_problem(lm)
+        complete = chain.run()
+    if not complete:
         stop(["tad", "demo", "--family", family, "--problems", str(problems), "--out", str(folder)])
     (folder / FINISHED).touch()
-    typer.echo(f"\n{show_table(chain.table())}")
+    typer.echo(f"\n{show_results(chain.table())}")
     typer.echo(
         f"\nDone in {time.monotonic() - began:.0f} s. The report: {(folder / 'report' / 'report.html').resolve()}"
     )
@@ -89,7 +91,7 @@ def find_students(family: str) -> dict[str, str]:
     from tad.models.checkpoint import BUNDLED
     from tad.models.lora import CONFIG
 
-    folders = {f"bundled-{name}": BUNDLED / f"nano-{family}-{name}" for name in ("quality", "speed")}
+    folders = {name: BUNDLED / name for name in (f"nano-{family}-quality", f"nano-{family}-speed")}
     return {name: str(folder) for name, folder in folders.items() if (folder / CONFIG).is_file()}
 
 
@@ -148,19 +150,23 @@ def show_problem(lm: LM) -> None:
     )
 
 
-def show_table(table: Table) -> str:
-    """Accuracy and speed at each method's own setting, narrow enough for any terminal."""
-    from tad.evaluation.tables import align
+def show_results(table: ResultTable) -> str:
+    """The verdicts, then accuracy and speed of each method, narrow enough for any terminal."""
+    from tad.evaluation.tables import align, list_verdicts
 
-    rows: list[tuple[str, ...]] = [("method", "accuracy %", "tokens per forward", "accuracy to base")]
-    n = 0
+    rows: list[tuple[str, ...]] = [("method", "accuracy %", "TPF", "accuracy to base")]
     for row in table.rows:
-        facts = row.numbers
-        assert facts is not None
-        n = facts.n
-        rows.append((row.title, facts.accuracy.text(1), facts.tpf.text(2), facts.to_base.text(1)))
-    return (
-        f"{align(rows)}\nSmoke size: n = {n} problems, ± standard error, brackets: 95 % intervals, paired. 'base' reveals one "
-        f"token per forward; quality and speed are students (trained here in {STEPS} steps; 'bundled' ones at full size). "
-        "No conclusion should be drawn from so few problems."
+        found = row.scopes[table.scope]
+        difference = found.to_base.accuracy.with_interval(1, "+") if found.to_base else "-"
+        rows.append((row.title, found.accuracy.text(1), found.tpf.text(2), difference))
+    return "\n".join(
+        [
+            *list_verdicts(table),
+            "",
+            align(rows),
+            f"Smoke size: n = {sum(table.tasks.values())} problems, mean over tasks; ± standard error, brackets: 95 % intervals, "
+            "differences paired. 'base' is the model as it was, 'one-by-one' reveals one token per forward; quality and speed "
+            f"are students trained here in {STEPS} steps, nano-* the bundled ones, trained at full size. No conclusion should "
+            "be drawn from so few problems.",
+        ]
     )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tad.cli import options
+from tad.cli.progress import Progress
 from tad.errors import TadError
 
 if TYPE_CHECKING:
-    from tad.evaluation import CurveTable, EvalRecipe, Results
-    from tad.evaluation.run import Progress
+    from tad.evaluation import EvalRecipe, Results
+    from tad.evaluation.run import Progress as RunProgress
+    from tad.evaluation.run import Report
     from tad.evaluation.sweep import Setting
 
 
@@ -30,13 +30,6 @@ def add_commands(app: typer.Typer) -> None:
     app.command("throughput")(throughput)
 
 
-Model = Annotated[str, typer.Argument(help="A directory, a hub id or a bundled name such as nano-llada.")]
-Adapter = Annotated[str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")]
-Dtype = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Directory with the data (default: TAD_DATA, else the hub).")
-]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,7 +38,8 @@ Settings = Annotated[
         help="A parameter of the decoder (threshold=0.4), or of a task (gsm8k.extraction=flexible); repeat it.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Graders = Annotated[int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")]
+Levels = Annotated[bool, typer.Option("--levels", help="Print every level, too.")]
 YMax = Annotated[
     str | None,
     typer.Option(
@@ -53,19 +47,22 @@ YMax = Annotated[
     ),
 ]
 Base = Annotated[
-    Path | None, typer.Option(help="Run or sweep whose one-token accuracy the speeds are measured against.")
+    Path | None, typer.Option(help="Run or sweep whose one-token accuracy the others are held to.")
+]
+Tolerance = Annotated[
+    float, typer.Option(min=0, help="Points below the base's accuracy at which speeds are compared.")
 ]
 
 
 def evaluate(
-    model: Model,
+    model: options.Model,
     tasks: Annotated[
         str, typer.Option(help="Names from `tad tasks`, with commas; 'nano' is the three nano tasks.")
     ],
     decoder: Annotated[
         str, typer.Option(help="From `tad decoders`; a sweep takes several, with commas.")
     ] = "tad",
-    adapter: Adapter = None,
+    adapter: options.Adapter = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run (default: under runs/eval).")] = None,
     split: Annotated[str | None, typer.Option(help="Which split (default: each task's own).")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first N examples of each task.")] = None,
@@ -73,7 +70,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="N examples of each task, drawn by their ids.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows decoded at once; decides speed, not rows.")] = 16,
-    gen_length: Annotated[int, typer.Option(min=1, help="Positions to generate.")] = 256,
+    gen_length: options.GenLength = 256,
     settings: Settings = None,
     template: Annotated[str, typer.Option(help="The prompt template.")] = "tad",
     templates: Annotated[
@@ -87,19 +84,18 @@ def evaluate(
     ] = None,
     y_max: YMax = None,
     base: Base = None,
+    tolerance: Tolerance = 1.5,
     no_grade: Annotated[
         bool, typer.Option("--no-grade", help="Only decode; `tad regrade` grades later.")
     ] = False,
-    graders: Annotated[
-        int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Only matters with a temperature.")] = 0,
-    device: Device = None,
-    dtype: Dtype = None,
-    data_dir: DataDir = None,
+    graders: Graders = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    data_dir: options.DataDir = None,
     workers: Annotated[str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.")] = None,
-    levels: Annotated[bool, typer.Option("--levels", help="Print every level, too.")] = False,
-    as_json: AsJson = False,
+    levels: Levels = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Accuracy and tokens per forward on tasks. Run the same command again to continue."""
     if workers not in (None, "ray"):
@@ -109,13 +105,15 @@ def evaluate(
     swept = sweep or len(values) > 1 or len(decoders) > 1
     if sweep and values:
         raise TadError("--sweep is the default grid and --threshold is your own: give one of them")
-    own, options = _settings(settings or [])
+    own, task_options = _settings(settings or [])
     if len(values) == 1 and not swept:
         if "threshold" in own:
             raise TadError("--threshold and --set threshold= are the same parameter; give one")
         own["threshold"] = values[0]
 
-    from tad.cli.decode import _busy, _load
+    for name in decoders:
+        options.check_decoder(name)
+
     from tad.decoding import get_decoder
     from tad.evaluation import EvalRecipe, list_tasks
     from tad.evaluation.questions import Questions
@@ -131,7 +129,7 @@ def evaluate(
             limit,
             sample,
             [template] if templates is None else [name.strip() for name in templates.split(",")],
-            options,
+            task_options,
         ),
         decoder=decoders[0] if decoders else decoder,
         settings=own,
@@ -156,40 +154,41 @@ def evaluate(
             raise TadError("--workers ray makes one run; sweep in one process, or make the runs one by one")
         _run_with_ray(recipe, folder, not no_grade, levels, as_json)
         return
-    with _busy(f"loading {model}"):
-        lm = _load(model, adapter, device, dtype)
+    with options.busy(f"loading {model}"):
+        lm = options.load_model(model, adapter, device, dtype)
         identity = Identity.of(lm)
         lm.merge_on_gpu()
-    watch = _Watch()
-    if not swept:
-        from tad.evaluation import evaluate as run
+    with Progress("the batch in flight") as progress:
+        if not swept:
+            from tad.evaluation import evaluate as run
 
-        results = run(lm, recipe, folder, watch.report, watch.stopping, not no_grade, questions, identity)
-        _show_run(results, levels, as_json)
-    else:
-        from tad.evaluation import run_sweep
+            report = report_rows(progress)
+            results = run(lm, recipe, folder, report, progress.stopping, not no_grade, questions, identity)
+            _show_run(results, levels, as_json)
+        else:
+            from tad.evaluation import run_sweep
 
-        runs = run_sweep(
-            lm,
-            recipe,
-            folder,
-            decoders,
-            values or None,
-            watch.begin,
-            watch.stopping,
-            not no_grade,
-            questions,
-            identity,
-        )
-        if watch.interrupted:
-            pass
-        elif no_grade:
-            typer.echo(f"decoded; grade with: tad regrade {folder}")
-        elif all(run.is_complete() for run in runs):
-            _show_points([folder], y_max, base, folder, as_json)
-        else:  # another process of this run will be the last
-            typer.echo(f"{folder}: this process's share is done", err=True)
-    if watch.interrupted:
+            runs = run_sweep(
+                lm,
+                recipe,
+                folder,
+                decoders,
+                values or None,
+                lambda setting: report_rows(progress, setting),
+                progress.stopping,
+                not no_grade,
+                questions,
+                identity,
+            )
+            if progress.interrupted:
+                pass
+            elif no_grade:
+                typer.echo(f"decoded; grade with: tad regrade {folder}")
+            elif all(run.is_complete() for run in runs):
+                _show_points([folder], y_max, base, tolerance, folder, as_json)
+            else:  # another process of this run will be the last
+                typer.echo(f"{folder}: this process's share is done", err=True)
+    if progress.interrupted:
         typer.echo("stopped: run the same command again to continue", err=True)
         raise typer.Exit(130)
 
@@ -197,16 +196,14 @@ def evaluate(
 def regrade(
     folder: Annotated[Path, typer.Argument(help="A run of `tad eval`, or a sweep of them.")],
     missing: Annotated[bool, typer.Option("--missing", help="Only rows without a verdict.")] = False,
-    data_dir: DataDir = None,
-    graders: Annotated[
-        int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")
-    ] = None,
-    levels: Annotated[bool, typer.Option("--levels", help="Print every level, too.")] = False,
-    as_json: AsJson = False,
+    data_dir: options.DataDir = None,
+    graders: Graders = None,
+    levels: Levels = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Grade the texts of a run again, or for the first time where they were decoded without grading."""
     from tad.evaluation import regrade as grade_again
-    from tad.evaluation.curves import find_runs
+    from tad.evaluation.methods import find_runs
 
     data = None if data_dir is None else str(data_dir)
     for results, changed in grade_again(find_runs(folder), data, missing, graders):
@@ -215,21 +212,24 @@ def regrade(
 
 
 def points(
-    folders: Annotated[list[Path], typer.Argument(help="Sweeps made by `tad eval --sweep`, for one table.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Runs of `tad eval`, or directories of them, for one table.")
+    ],
     y_max: YMax = None,
     base: Base = None,
-    out: Annotated[Path | None, typer.Option(help="Write the table there as JSON.")] = None,
-    as_json: AsJson = False,
+    tolerance: Tolerance = 1.5,
+    out: Annotated[Path | None, typer.Option(help="Write the tables there as JSON.")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """The curves of sweeps: points, AUP, and the speed within 1 and 3 points of the base's accuracy."""
-    _show_points(list(folders), y_max, base, out, as_json)
+    """The curves of sweeps: points, AUP, and the speed at the base's accuracy less the tolerance."""
+    _show_points(list(folders), y_max, base, tolerance, out, as_json)
 
 
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Runs of `tad eval`; the others are compared with the first.")
     ],
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Runs beside each other: paired differences on the same examples, and what difference would have been seen."""
     from tad.evaluation import compare_runs
@@ -237,32 +237,34 @@ def compare(
     from tad.files import finite
 
     found = compare_runs(runs)
-    typer.echo(json.dumps(finite(asdict(found))) if as_json else show_comparison(found))
+    if as_json:
+        typer.echo(json.dumps(finite(asdict(found))))
+    else:
+        typer.echo(show_comparison(found.table, found.notes))
 
 
 def throughput(
-    model: Model,
+    model: options.Model,
     task: Annotated[str, typer.Option(help="Where the prompts are from.")] = "gsm8k",
-    decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
-    adapter: Adapter = None,
+    decoder: options.Decoder = "tad",
+    adapter: options.Adapter = None,
     batch: Annotated[
         str, typer.Option(help="Batch sizes, with commas; 1 is the published tables' measure.")
     ] = "1",
     limit: Annotated[int, typer.Option(min=1, help="Prompts to decode at each batch size.")] = 32,
     warmup: Annotated[int, typer.Option(min=0, help="Batches run before the clock starts.")] = 2,
-    gen_length: Annotated[int, typer.Option(min=1, help="Positions to generate.")] = 256,
+    gen_length: options.GenLength = 256,
     settings: Settings = None,
     template: Annotated[str, typer.Option(help="The prompt template.")] = "tad",
-    device: Device = None,
-    dtype: Dtype = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Tokens per second, by both counts, for one row at a time and for larger batches."""
     sizes = [int(number) for number in _numbers("--batch", batch, whole=True)]
-    own, options = _settings(settings or [])
+    own, task_options = _settings(settings or [])
 
-    from tad.cli.decode import _busy, _load
     from tad.decoding import get_decoder
     from tad.evaluation import list_tasks, measure_speed
     from tad.evaluation.questions import Questions
@@ -271,10 +273,10 @@ def throughput(
     from tad.trajectories.privileged import plain_ids
 
     get_decoder(decoder, **own).prepared(gen_length, logit_shift=0)
-    sections = list_tasks([task], sample=None, limit=limit, templates=[template], options=options)
+    sections = list_tasks([task], sample=None, limit=limit, templates=[template], options=task_options)
     items = Questions(sections, None if data_dir is None else str(data_dir)).items
-    with _busy(f"loading {model}"):
-        lm = _load(model, adapter, device, dtype, to_decode=True)
+    with options.busy(f"loading {model}"):
+        lm = options.load_model(model, adapter, device, dtype, to_decode=True)
     prompts = [plain_ids(lm, item.task, item.example, item.template) for item in items]
     speeds = list(measure_speed(lm, prompts, decoder, gen_length, sizes, warmup, **own))
     machine = describe_machine()
@@ -305,24 +307,22 @@ def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
 
 def _settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """`--set` as parameters of the decoder, and as options by task."""
-    from tad.cli.decode import _scalar
-
     own: dict[str, Any] = {}
-    options: dict[str, dict[str, Any]] = {}
+    by_task: dict[str, dict[str, Any]] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         task, dot, name = key.strip().rpartition(".")
         if not equals or not name:
             raise TadError(f"--set {setting}: should be KEY=VALUE, or TASK.KEY=VALUE for a task")
-        target = own if not dot or task == "decoder" else options.setdefault(task, {})
+        target = own if not dot or task == "decoder" else by_task.setdefault(task, {})
         name = name.replace("-", "_")
         if name in target:
             raise TadError(f"--set {setting}: {name} is set twice")
-        target[name] = _scalar(value.strip())
-    return own, options
+        target[name] = options.read_value(value.strip())
+    return own, by_task
 
 
-def _y_max(text: str | None) -> float | dict[str, float] | None:
+def read_y_max(text: str | None) -> float | dict[str, float] | None:
     if text is None:
         return None
     try:
@@ -346,53 +346,25 @@ def _default_out(recipe: EvalRecipe, decoders: list[str], swept: bool) -> Path:
 # Progress and printing
 
 
-class _Watch:
-    """A line of progress, and a first Ctrl-C that lets the batch in flight finish."""
+def report_rows(progress: Progress, setting: Setting | None = None) -> Report:
+    """Draws how far a run is, with its accuracy and tokens per forward so far."""
+    progress.begin("" if setting is None else setting.name)
 
-    def __init__(self) -> None:
-        self.interrupted, self._began, self._label, self._drawn = False, time.monotonic(), "", 0.0
-        signal.signal(signal.SIGINT, self._interrupt)
+    def report(found: RunProgress) -> None:
+        parts = [f"accuracy {found.accuracy:.1f} % of {found.graded}" if found.graded else "not graded"]
+        if found.count.forwards:
+            parts.append(f"TPF {found.count.tpf:.2f} (all {found.count.tpf_all:.2f})")
+        progress.update(found.rows, found.total, "  ".join(parts), found.made)
 
-    def _interrupt(self, *_: object) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        typer.echo("\nfinishing the batch in flight; press Ctrl-C again to drop it", err=True)
-
-    def stopping(self) -> bool:
-        return self.interrupted
-
-    def begin(self, setting: Setting) -> Any:
-        """A reporter for the next run of a sweep."""
-        self._began, self._label = time.monotonic(), f"{setting.name}: "
-        return self.report
-
-    def report(self, progress: Progress) -> None:
-        now, last = time.monotonic(), progress.rows == progress.total
-        live = sys.stderr.isatty()
-        if live and now - self._drawn < 0.2 and not last:
-            return
-        self._drawn = now
-        left = (progress.total - progress.rows) * (now - self._began) / max(1, progress.made)
-        accuracy = (
-            f"accuracy {progress.accuracy:.1f} % of {progress.graded}" if progress.graded else "not graded"
-        )
-        speed = (
-            f"TPF {progress.count.tpf:.2f} (all {progress.count.tpf_all:.2f})"
-            if progress.count.forwards
-            else ""
-        )
-        line = f"{self._label}{progress.rows}/{progress.total}  {accuracy}  {speed}  {left:.0f} s left"
-        if live:
-            typer.echo(f"\r\x1b[K{line}", err=True, nl=last)
-        else:
-            typer.echo(line, err=True)
+    return report
 
 
 def _run_with_ray(recipe: EvalRecipe, folder: Path, grade: bool, levels: bool, as_json: bool) -> None:
     from tad.evaluation.workers import evaluate_with_ray
 
-    _show_run(evaluate_with_ray(recipe, folder, _Watch().report, grade), levels, as_json)
+    with Progress() as progress:
+        results = evaluate_with_ray(recipe, folder, report_rows(progress), grade)
+    _show_run(results, levels, as_json)
 
 
 def _show_run(results: Results, levels: bool, as_json: bool) -> None:
@@ -412,15 +384,19 @@ def _show_run(results: Results, levels: bool, as_json: bool) -> None:
 
 
 def _show_points(
-    folders: list[Path], y_max: str | None, base: Path | None, out: Path | None, as_json: bool
-) -> CurveTable:
-    from tad.evaluation import tabulate
-    from tad.evaluation.curves import POINTS
-    from tad.evaluation.tables import show_curves
+    folders: list[Path],
+    y_max: str | None,
+    base: Path | None,
+    tolerance: float,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from tad.evaluation import tabulate_folders
+    from tad.evaluation.tables import show_points
     from tad.files import finite, write_json
 
-    table = tabulate(folders, _y_max(y_max), base)
+    tables = tabulate_folders(folders, tolerance, read_y_max(y_max), base)
+    record = [asdict(table) for table in tables]
     if out is not None:
-        write_json(out / POINTS if out.is_dir() else out, table.as_record())
-    typer.echo(json.dumps(finite(table.as_record())) if as_json else show_curves(table))
-    return table
+        write_json(out / "points.json" if out.is_dir() else out, record)
+    typer.echo(json.dumps(finite(record)) if as_json else "\n\n".join(map(show_points, tables)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tad.cli import options
 from tad.errors import TadError
 
 
@@ -17,22 +18,20 @@ def add_commands(app: typer.Typer) -> None:
 
 def lm_eval(
     model: Annotated[
-        str | None, typer.Option(help="A directory, a hub id or a bundled name such as nano-llada.")
+        str | None,
+        typer.Option(
+            help="A directory, a hub id or a bundled name such as nano-llada.", callback=options.check_source
+        ),
     ] = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks or patterns, 'tad_gsm8k,tad_mbpp*': ours or the harness's.")
     ] = None,
-    adapter: Annotated[
-        str | None, typer.Option(help="A PEFT adapter: directory, hub id or bundled name.")
-    ] = None,
-    decoder: Annotated[str, typer.Option(help="A name from `tad decoders`.")] = "tad",
+    adapter: options.Adapter = None,
+    decoder: options.Decoder = "tad",
     gen_length: Annotated[
         int, typer.Option(min=1, help="Positions to generate where a task has no maximum.")
     ] = 256,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the decoder; repeat it."),
-    ] = None,
+    settings: options.DecoderSettings = None,
     generation: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,11 +51,9 @@ def lm_eval(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded at once.")] = 8,
     mc_draws: Annotated[int, typer.Option(min=1, help="Masks per likelihood.")] = 128,
     seed: Annotated[int, typer.Option(help="Of sampling and of the likelihood's masks.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: CUDA if there.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; default: as the model is.")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Data of our tasks (default: TAD_DATA, else the hub).")
-    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    data_dir: options.DataDir = None,
     include_path: Annotated[Path | None, typer.Option(help="A directory with more task files.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for results.json and samples_TASK.jsonl.")
@@ -64,7 +61,6 @@ def lm_eval(
     list_ours: Annotated[bool, typer.Option("--list", help="List our tasks and stop.")] = False,
 ) -> None:
     """Run lm-evaluation-harness tasks, ours or its own, with a diffusion model."""
-    from tad.cli.decode import _overrides
     from tad.evaluation.lm_eval import harness
 
     harness.check_harness()
@@ -73,14 +69,12 @@ def lm_eval(
         return
     if model is None or tasks is None:
         raise TadError("tad lm-eval needs --model and --tasks (or --list)")
-    overrides, arguments = _overrides(settings or []), _read_generation(generation or [])
+    overrides = options.read_settings(settings)
+    arguments = options.read_settings(generation, "--gen")
     names, manager = harness.find_tasks([name for name in tasks.split(",") if name], data_dir, include_path)
-    from transformers.utils import logging
-
     from tad.evaluation.lm_eval.model import TadLM
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    options.quieten()
     loaded = TadLM(
         model, adapter, decoder, gen_length, batch_size, device=device, dtype=dtype, seed=seed, mc_draws=mc_draws,
         **overrides,
@@ -89,13 +83,3 @@ def lm_eval(
     if out is not None:
         harness.save(results, out)
     typer.echo(harness.format_table(results))
-
-
-def _read_generation(settings: list[str]) -> dict[str, Any]:
-    """`--gen` as the harness's generation arguments; `until` is one string."""
-    from tad.cli.decode import _overrides
-
-    try:
-        return _overrides(settings)
-    except TadError as error:
-        raise TadError(str(error).replace("--set", "--gen")) from None

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tad.cli import options
+from tad.cli.evaluate import Tolerance, YMax, read_y_max
 from tad.errors import TadError
 
 if TYPE_CHECKING:
-    from tad.evaluation.report.write import Live
+    from tad.evaluation.report import Live
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -28,20 +30,22 @@ def report(
     out: Annotated[Path, typer.Option(help="The page; PNGs go beside it.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The heading.")] = "tad report",
     smoke: Annotated[bool, typer.Option("--smoke", help="Mark every number as smoke size.")] = False,
-    y_max: Annotated[
-        str | None, typer.Option(help="AUP's y_max in percent: a number, or gsm8k=80.2,math=43.1.")
-    ] = None,
+    y_max: YMax = None,
+    tolerance: Tolerance = 1.5,
     example: Annotated[str | None, typer.Option(help="Id of the example to replay.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Decode the replay now with this base, not from rows.")
+        str | None,
+        typer.Option(
+            help="Decode the replay now with this base, not from rows.", callback=options.check_source
+        ),
     ] = None,
-    adapter: Annotated[str | None, typer.Option(help="With --model: the student's adapter.")] = None,
-    decoder: Annotated[str, typer.Option(help="With --model: the student's decoder.")] = "tad",
+    adapter: options.Adapter = None,
+    decoder: options.Decoder = "tad",
     prompt: Annotated[str | None, typer.Option(help="With --model: what to ask.")] = None,
     gen_length: Annotated[
         int | None, typer.Option(min=1, help="With --model: positions to generate (default: as the runs).")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="With --model: cpu, cuda or cuda:N.")] = None,
+    device: options.Device = None,
 ) -> None:
     """One web page of everything: curves, AUP, windows, losses, tables with errors, and a replay. Works offline."""
     given = {"--adapter": adapter, "--prompt": prompt, "--gen-length": gen_length, "--device": device}
@@ -49,12 +53,18 @@ def report(
     if model is None and lost is not None:
         raise TadError(f"{lost} is for a replay that is decoded now; give --model too")
 
-    from tad.cli.evaluate import _y_max
     from tad.evaluation.report import write_report
 
     live = None if model is None else _live(model, adapter, decoder, prompt, gen_length, device)
     written = write_report(
-        folders, out, title, smoke, _y_max(y_max), live, example, say=lambda text: typer.echo(text, err=True)
+        folders,
+        out,
+        title,
+        smoke,
+        read_y_max(y_max),
+        live,
+        example,
+        say=lambda text: typer.echo(text, err=True),
     )
     for note in written.notes:
         typer.echo(f"missing: {note}", err=True)
@@ -70,10 +80,9 @@ def _live(
     gen_length: int | None,
     device: str | None,
 ) -> Live:
-    from tad.cli.decode import _busy, _load
-    from tad.evaluation.report.write import Live
+    from tad.evaluation.report import Live
 
-    with _busy(f"loading {model}"):
-        base = _load(model, None, device, None)
-        student = None if adapter is None else _load(model, adapter, device, None)
+    with options.busy(f"loading {model}"):
+        base = options.load_model(model, None, device, None)
+        student = None if adapter is None else options.load_model(model, adapter, device, None)
     return Live(base, student, decoder, prompt, gen_length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import time
 from dataclasses import asdict
@@ -140,12 +139,10 @@ def window(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
-    from tad.evaluation.study.workbench import spread_rows
     from tad.models import load
     from tad.trajectories.fingerprint import fingerprint_model
+    from tad.trajectories.measure import explain_windows, measure_window, show_decay
     from tad.trajectories.store import TrajectoryStore
-    from tad.trajectories.summary import plot_decay
-    from tad.trajectories.window import WindowReport, choose_windows, measure_decay, write_report
 
     store = TrajectoryStore.open(folder)
     lm = load(model, adapter=adapter, device=device, dtype=dtype)
@@ -154,32 +151,13 @@ def window(
         raise TadError(
             f"{folder}: trajectories are of model {store.meta.model}, {model} is {found}; use their own model"
         )
-    rows = spread_rows(store, limit)
-    decay, filled, sums = measure_decay(
-        lm, rows, states, distances, batch_size, use_adapter=adapter is not None
-    )
-    order = str(store.meta.recipe.get("order", "teacher"))
-    report = WindowReport(order, found, decay, filled, choose_windows(decay, sums))
-    written = [write_report(report, folder), *plot_decay(report, folder / "window")]
+    report = measure_window(lm, store, limit, states, distances, batch_size, use_adapter=adapter is not None)
     if as_json:
-        typer.echo(written[0].read_text(encoding="utf-8"))
+        typer.echo((folder / "window.json").read_text(encoding="utf-8"))
         return
-    marks = [d for d in (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if d <= len(decay.mean)]
-    typer.echo("steps to reveal  " + "".join(f"{d:>7d}" for d in marks))
-    typer.echo("confidence       " + "".join(f"{decay.mean[d - 1]:>7.3f}" for d in marks))
-    typer.echo("positions        " + "".join(f"{decay.count[d - 1]:>7d}" for d in marks))
-    for name, chosen in report.windows.items():
-        if math.isnan(chosen.crossing):
-            typer.echo(
-                f"{name:8s} window {chosen.window:3d}   (does not fall to {chosen.level} within {chosen.window} steps: "
-                "all of them are near)"
-            )
-            continue
-        typer.echo(
-            f"{name:8s} window {chosen.window:3d}   (falls to {chosen.level} at {chosen.crossing:.1f}, "
-            f"95 % interval {chosen.low:.1f} to {chosen.high:.1f})"
-        )
-    typer.echo("written: " + ", ".join(str(path) for path in written))
+    for line in (*show_decay(report), *explain_windows(report)):
+        typer.echo(line)
+    typer.echo("written: " + ", ".join(str(folder / f"window.{kind}") for kind in ("json", "png", "svg")))
 
 
 def _print_summary(summary: Any, store: TrajectoryStore) -> None:

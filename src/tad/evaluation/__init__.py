@@ -1,9 +1,10 @@
-"""How well and how fast: runs, tokens per forward, sweeps, AUP, comparisons, throughput."""
+"""How well and how fast: runs, tokens per forward, sweeps, the analysis of their outcomes, throughput."""
 
-from tad.evaluation.aup import Point, Reach, reach
+from tad.evaluation.analysis import Estimate, MethodRuns, Outcomes, PairedDifference, ResultTable, analyse
+from tad.evaluation.aup import Point, TpfAtAccuracy, tpf_at_accuracy
 from tad.evaluation.compare import Comparison, compare_runs
 from tad.evaluation.count import Count
-from tad.evaluation.curves import Curve, CurveTable, tabulate
+from tad.evaluation.methods import tabulate_folders
 from tad.evaluation.recipe import EvalRecipe, EvalTask, list_tasks
 from tad.evaluation.results import Results
 from tad.evaluation.row import Row
@@ -14,21 +15,25 @@ from tad.evaluation.throughput import Speed, measure_speed
 __all__ = [
     "Comparison",
     "Count",
-    "Curve",
-    "CurveTable",
+    "Estimate",
     "EvalRecipe",
     "EvalTask",
+    "MethodRuns",
+    "Outcomes",
+    "PairedDifference",
     "Point",
-    "Reach",
+    "ResultTable",
     "Results",
     "Row",
     "Speed",
+    "TpfAtAccuracy",
+    "analyse",
     "compare_runs",
     "evaluate",
     "list_tasks",
     "measure_speed",
-    "reach",
     "regrade",
     "run_sweep",
-    "tabulate",
+    "tabulate_folders",
+    "tpf_at_accuracy",
 ]

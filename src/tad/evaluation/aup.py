@@ -1,8 +1,8 @@
-"""Accuracy under parallelism: the area under a curve of accuracy over tokens per forward, as the TAD paper defines it.
+"""Accuracy under parallelism (AUP): the area under a curve of accuracy over tokens per forward, as the TAD paper defines it.
 
-Points are pairs of tokens per forward and accuracy in percent. Beside the area stand the speeds at which a curve is still
-within some points of a base's accuracy: the area's floor hangs on each curve's own first point, these do not. Knows no
-models and no files.
+Beside the area stands the tokens per forward at a target accuracy: the area's floor hangs on each curve's own first point,
+that number does not. Both are computed over arrays of curves at once, [points, curves], since bootstrap intervals need
+thousands of them; a single curve is a list of points. Accuracies are percentages. Knows no models and no files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
 
 from tad.errors import TadError
 
@@ -28,22 +29,22 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Reach:
-    """The highest speed at which a curve is at least `accuracy`.
+class TpfAtAccuracy:
+    """The highest tokens per forward at which a curve is at least `accuracy`.
 
-    `tpf` is None where the curve is never that accurate. `open`: its fastest point still is, so the true speed is at least this.
+    `tpf` is None where the curve is never that accurate. `at_least`: its fastest point still is, so the true value is higher.
     """
 
     accuracy: float
     tpf: float | None
-    open: bool = False
+    at_least: bool = False
 
     def __str__(self) -> str:
         if self.accuracy <= 0:
             return "-"  # the base itself is not that far above zero
         if self.tpf is None:
             return "not reached"
-        return f">= {self.tpf:.2f}" if self.open else f"{self.tpf:.2f}"
+        return f">= {self.tpf:.2f}" if self.at_least else f"{self.tpf:.2f}"
 
 
 def curve(tpfs: Sequence[float], accuracies: Sequence[float]) -> list[Point]:
@@ -61,15 +62,35 @@ def aup(points: Sequence[Point], y_max: float, alpha: float = ALPHA, drop: float
     curve and raises where the *last* point is that low; here that one is left out too.
     """
     _check(points, y_max)
-    kept = keep(points, drop)
+    tpf, accuracy = (np.array([[getattr(point, name)] for point in points]) for name in ("tpf", "accuracy"))
+    return float(areas(tpf, accuracy, y_max, alpha, drop)[0])
 
-    def weighted(y: float) -> float:
-        return y * min(math.exp(-alpha * (1 - y / y_max)), 1.0)
 
-    area = kept[0].tpf * kept[0].accuracy
-    for before, after in pairwise(kept):
-        area += (after.tpf - before.tpf) * (weighted(after.accuracy) + weighted(before.accuracy)) / 2
+def areas(
+    tpf: np.ndarray, accuracy: np.ndarray, y_max: float, alpha: float = ALPHA, drop: float = DROP
+) -> np.ndarray:
+    """`aup` of every curve: [points, curves] -> [curves]. Points at infinity are not there."""
+    tpf, accuracy = _by_speed(tpf, accuracy)
+    weighted = accuracy * np.minimum(np.exp(-alpha * (1 - accuracy / y_max)), 1.0)
+    with np.errstate(invalid="ignore"):
+        area = tpf[0] * accuracy[0]
+        last_tpf, last_weighted = tpf[0], weighted[0]
+        for x, y, w in zip(tpf[1:], accuracy[1:], weighted[1:], strict=True):
+            counts = np.isfinite(x) & (accuracy[0] - y <= drop)
+            area = np.where(counts, area + (x - last_tpf) * (w + last_weighted) / 2, area)
+            last_tpf, last_weighted = np.where(counts, x, last_tpf), np.where(counts, w, last_weighted)
     return area
+
+
+def without_slower(tpf: np.ndarray) -> np.ndarray:
+    """Speeds [points, curves] with those of later points that are not above the first one's at infinity.
+
+    The first point is the run one token at a time. Some samplers spend more forwards than it at a careful setting; such a
+    point would become the slowest of the curve, and the floor would hang on it.
+    """
+    found = np.where(tpf > tpf[0], tpf, np.inf)
+    found[0] = tpf[0]
+    return found
 
 
 def keep(points: Sequence[Point], drop: float = DROP) -> list[Point]:
@@ -79,26 +100,36 @@ def keep(points: Sequence[Point], drop: float = DROP) -> list[Point]:
 
 
 def past_first(points: Sequence[Point]) -> list[Point]:
-    """The first point, which is the run one token at a time, and those that are faster than it.
-
-    Some samplers spend more forwards at a careful setting than the one-token run. Such a point would become the slowest of
-    the curve, and the floor would hang on it.
-    """
+    """The first point and those that are faster than it; see `without_slower`."""
     return [*points[:1], *(point for point in points[1:] if point.tpf > points[0].tpf)]
 
 
-def reach(points: Sequence[Point], accuracy: float) -> Reach:
-    """The highest speed at which straight lines between the points are still at `accuracy`."""
-    ordered = sorted(points)
-    if not ordered:
-        return Reach(accuracy, None)
-    if ordered[-1].accuracy >= accuracy:
-        return Reach(accuracy, ordered[-1].tpf, open=True)
-    for before, after in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
-        if before.accuracy >= accuracy > after.accuracy:
-            share = (before.accuracy - accuracy) / (before.accuracy - after.accuracy)
-            return Reach(accuracy, before.tpf + share * (after.tpf - before.tpf))
-    return Reach(accuracy, None)
+def tpf_at_accuracy(points: Sequence[Point], accuracy: float) -> TpfAtAccuracy:
+    """The highest tokens per forward at which straight lines between the points are still at `accuracy`."""
+    if not points:
+        return TpfAtAccuracy(accuracy, None)
+    tpf, own = (np.array([[getattr(point, name)] for point in points]) for name in ("tpf", "accuracy"))
+    found = float(tpfs_at_accuracy(tpf, own, np.array([accuracy]))[0])
+    at_least = max(points).accuracy >= accuracy
+    return TpfAtAccuracy(accuracy, None if math.isnan(found) else found, at_least)
+
+
+def tpfs_at_accuracy(tpf: np.ndarray, accuracy: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """`tpf_at_accuracy` of every curve: [points, curves] and [curves] -> [curves]; nan where it is not reached."""
+    tpf, accuracy = _by_speed(tpf, accuracy)
+    found = np.full(tpf.shape[1], np.nan)
+    for i in range(len(tpf) - 1):  # a faster crossing takes the place of a slower one
+        crossed = (accuracy[i] >= targets) & (targets > accuracy[i + 1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = (accuracy[i] - targets) / (accuracy[i] - accuracy[i + 1])
+            found = np.where(crossed, tpf[i] + share * (tpf[i + 1] - tpf[i]), found)
+    return np.where(accuracy[-1] >= targets, tpf[-1], found)
+
+
+def _by_speed(tpf: np.ndarray, accuracy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every curve's points in the order of their speed, of equal speeds the less accurate first."""
+    order = np.lexsort((accuracy, tpf), axis=0)
+    return np.take_along_axis(tpf, order, 0), np.take_along_axis(accuracy, order, 0)
 
 
 def _check(points: Sequence[Point], y_max: float) -> None:

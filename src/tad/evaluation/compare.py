@@ -1,50 +1,27 @@
-"""Runs beside each other, on the same examples: paired differences, how sure they are, and what could have been seen.
+"""Runs held to the first one, on the problems that all of them were asked.
 
-Two runs are comparable where they asked the same examples of the same split with the same template and grader. Where one
-asked fewer of them, what both asked is compared.
+Two runs are comparable where they asked the same examples of the same split with the same template and grader.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from tad.errors import TadError
-from tad.evaluation.bootstrap import RESAMPLES, Resampled, interval
+from tad.evaluation.analysis import RESAMPLES, MethodRuns, Outcomes, ResultTable, RowSpec, analyse
+from tad.evaluation.methods import label_runs, read_outcomes, setting_of
 from tad.evaluation.results import Results
-from tad.evaluation.row import Key, Row
-from tad.evaluation.summary import measure
-
-_Z_POWER = 1.959963984540054 + 0.8416212335729143  # two-sided 5 %, power 80 %
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A run against the first one on one task: percentage points and tokens per forward, with 95 % intervals."""
-
-    task: str  # 'all' for every example alike
-    run: str
-    n: int
-    accuracy: float
-    accuracy_interval: tuple[float, float]
-    gained: int  # wrong in the first run, right in this one
-    lost: int
-    p_value: float  # McNemar's exact test
-    resolvable: float  # the difference that this many examples would have shown with 80 % power
-    tpf: float
-    tpf_interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`groups`: per task and run what it measured on the shared examples; `notes`: what was left out."""
+    """`table`: every run as a method of one setting, the first one as the base; `notes`: what was left out."""
 
-    runs: list[str]
-    groups: dict[str, dict[str, dict[str, Any]]]
-    differences: list[Difference]
+    table: ResultTable
     notes: list[str]
 
 
@@ -53,34 +30,37 @@ def compare_runs(folders: Sequence[str | Path], resamples: int = RESAMPLES) -> C
     if len(folders) < 2:
         raise TadError("a comparison needs at least two runs")
     runs = [Results.open(folder) for folder in folders]
-    names = _names(runs)
+    names = _name(runs)
     for other, name in zip(runs[1:], names[1:], strict=True):
         _check_tasks(runs[0], other, name)
-    tables = [{row.key: row for row in run.rows()} for run in runs]
-    keys, notes = _shared(tables, names)
-    found = [[table[key] for key in keys] for table in tables]
-    tasks = list(dict.fromkeys(key[0] for key in keys))
-    groups: dict[str, dict[str, dict[str, Any]]] = {}
-    differences = []
-    for task in [*tasks, *(["all"] if len(tasks) > 1 else [])]:
-        chosen = [[row for row in rows if task in ("all", row.task)] for rows in found]
-        groups[task] = {name: measure(rows) for name, rows in zip(names, chosen, strict=True)}
-        for name, rows in zip(names[1:], chosen[1:], strict=True):
-            differences.append(_difference(task, name, chosen[0], rows, resamples))
-    return Comparison(names, groups, differences, notes)
+    outcomes, notes = _share([read_outcomes(run.folder) for run in runs], names)
+    methods = [
+        MethodRuns(name, [setting_of(run.meta)], [None], [[found]], run.meta.family)
+        for run, name, found in zip(runs, names, outcomes, strict=True)
+    ]
+    specs = [RowSpec(one.name, one.name, one) for one in methods]
+    return Comparison(analyse("comparison", "Comparison", specs, methods[0], resamples=resamples), notes)
 
 
-def _names(runs: Sequence[Results]) -> list[str]:
-    """Directory names, with as many parents as it takes to tell them apart."""
+def _name(runs: Sequence[Results]) -> list[str]:
+    """Model, decoder and setting; with the directory where runs share them."""
     paths = [run.folder.resolve() for run in runs]
-    if len(set(paths)) < len(paths):
-        raise TadError(
-            f"{next(run.folder for run in runs if paths.count(run.folder.resolve()) > 1)}: is named twice"
-        )
+    twice = next((run.folder for run in runs if paths.count(run.folder.resolve()) > 1), None)
+    if twice is not None:
+        raise TadError(f"{twice}: is named twice")
+    labels = label_runs([run.meta for run in runs])
+    settings = [setting_of(run.meta) for run in runs]
+    names = [
+        f"{label.model}, {setting.decoder}" + ("" if setting.value is None else f" at {setting.value:g}")
+        for label, setting in zip(labels, settings, strict=True)
+    ]
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
-    return ["/".join(path.parts[-depth:]) for path in paths]
+    return [
+        name if names.count(name) == 1 else f"{name} ({'/'.join(path.parts[-depth:])})"
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def _check_tasks(first: Results, other: Results, name: str) -> None:
@@ -98,58 +78,29 @@ def _check_tasks(first: Results, other: Results, name: str) -> None:
                 )
 
 
-def _shared(tables: Sequence[dict[Key, Row]], names: Sequence[str]) -> tuple[list[Key], list[str]]:
-    """The examples every run has, in the first one's order, and a note for each run that has others."""
-    for table, name in zip(tables, names, strict=True):
-        if any(row.correct is None for row in table.values()):
+def _share(runs: Sequence[Outcomes], names: Sequence[str]) -> tuple[list[Outcomes], list[str]]:
+    """The problems every run has, in the first one's order, and a note for each run that has others."""
+    for run, name in zip(runs, names, strict=True):
+        if np.isnan(run.correct).any():
             raise TadError(f"{name}: has rows without a verdict; run 'tad regrade' on it first")
-        for key, row in table.items():
-            if key in tables[0] and tables[0][key].question != row.question:
-                raise TadError(
-                    f"{name}: example '{key[2]}' is another question than in {names[0]}; the data differ"
-                )
-    keys = [key for key in tables[0] if all(key in table for table in tables)]
-    if not keys:
+    places = [{problem: i for i, problem in enumerate(run.problem.tolist())} for run in runs]
+    for place, name in zip(places[1:], names[1:], strict=True):
+        examples = [{problem.rpartition(" ")[0]: problem for problem in own} for own in (places[0], place)]
+        changed = next(
+            (key for key in examples[0] if examples[1].get(key, examples[0][key]) != examples[0][key]), None
+        )
+        if changed is not None:
+            raise TadError(f"{name}: '{changed}' is another question than in {names[0]}; the data differ")
+    shared = [problem for problem in places[0] if all(problem in place for place in places)]
+    if not shared:
         raise TadError(f"{names[1]}: no example in common with {names[0]}")
     notes = [
-        f"{name} has {len(table)} rows; the {len(keys)} that all runs share are compared"
-        for table, name in zip(tables, names, strict=True)
-        if len(table) != len(keys)
+        f"{name} has {len(place)} rows; the {len(shared)} that all runs share are compared"
+        for place, name in zip(places, names, strict=True)
+        if len(place) != len(shared)
     ]
-    return keys, notes
-
-
-def _difference(task: str, name: str, first: list[Row], other: list[Row], resamples: int) -> Difference:
-    gained = sum(bool(b.correct) and not a.correct for a, b in zip(first, other, strict=True))
-    lost = sum(bool(a.correct) and not b.correct for a, b in zip(first, other, strict=True))
-    drawn = Resampled([first, other], resamples)
-    before, after = measure(first), measure(other)
-    return Difference(
-        task=task,
-        run=name,
-        n=len(first),
-        accuracy=100 * (gained - lost) / len(first),
-        accuracy_interval=interval(drawn.accuracy[1] - drawn.accuracy[0]),
-        gained=gained,
-        lost=lost,
-        p_value=mcnemar(gained, lost),
-        resolvable=resolvable(len(first), gained + lost),
-        tpf=after["tpf"] - before["tpf"],
-        tpf_interval=interval(drawn.tpf[1] - drawn.tpf[0]),
-    )
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p-value of `gained` against `lost` if both were equally likely."""
-    changed = gained + lost
-    tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**changed)
-
-
-def resolvable(examples: int, changed: int) -> float:
-    """Percentage points that `examples` pairs would show as different (5 %, two-sided) with 80 % power.
-
-    From the share of examples on which the runs disagree. Where they agree on all, that share is taken as 3 / n, which it
-    exceeds with a probability of 5 % at most.
-    """
-    return 100 * _Z_POWER * math.sqrt(max(changed, 3) / examples / examples)
+    taken = [
+        run.take(np.array([place[problem] for problem in shared]))
+        for run, place in zip(runs, places, strict=True)
+    ]
+    return taken, notes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,26 +80,47 @@ class Questions:
             }
         )
 
-    def check_graders(self) -> None:
-        """Raise where answers could not be graded here, before an hour is spent on making them."""
-        for label, task in self._tasks.items():
-            items = [item for item in self.items if item.label == label]
-            # A file of your own may hold questions of several kinds.
-            one_of_each = {item.example.meta.get("grader"): item.example for item in items}
-            task.grade_many([(example, "") for example in one_of_each.values()], 1)
+    @property
+    def labels(self) -> list[str]:
+        """The tasks' names, as rows have them."""
+        return list(self._tasks)
 
-    def grade(self, rows: Sequence[Row], workers: int | None = None) -> list[Row]:
-        """The rows with verdicts, in order; rows without an answer keep theirs. A text seen before is not graded again:
-        the runs of a sweep answer many examples alike."""
+    def check_graders(self, labels: Collection[str] | None = None) -> None:
+        """Raise where answers could not be graded here, before an hour is spent on making them."""
+        for label in labels or self.labels:
+            # A file of your own may hold questions of several kinds.
+            items = [item for item in self.items if item.label == label]
+            one_of_each = {item.example.meta.get("grader"): item.example for item in items}
+            self._tasks[label].grade_many([(example, "") for example in one_of_each.values()], 1)
+
+    def gradable(self) -> set[str]:
+        """Names of the tasks whose answers can be graded here: programs need a sandbox."""
+        found = set()
+        for label in self.labels:
+            try:
+                self.check_graders([label])
+            except TadError:  # the same error meets whoever grades the run; here it only sorts tasks
+                continue
+            found.add(label)
+        return found
+
+    def grade(
+        self, rows: Sequence[Row], workers: int | None = None, tasks: Collection[str] | None = None
+    ) -> list[Row]:
+        """The rows, those of `tasks` (default: all) with verdicts, in order; rows without an answer keep theirs. A text seen
+        before is not graded again: the runs of a sweep answer many examples alike."""
+        chosen = {id(row) for row in rows if row.answered and (tasks is None or row.task in tasks)}
         by_task: dict[str, dict[tuple[str, str], tuple[Example, str]]] = {}
         for row in rows:
-            if row.answered and (row.task, row.id, row.text) not in self._known:
+            if id(row) in chosen and (row.task, row.id, row.text) not in self._known:
                 example = self.by_key[row.key].example
                 by_task.setdefault(row.task, {})[row.id, row.text] = (example, row.text)
         for label, pairs in by_task.items():
             verdicts = self._tasks[label].grade_many(pairs.values(), workers)
             self._known |= {(label, *key): verdict for key, verdict in zip(pairs, verdicts, strict=True)}
-        return [row.judged(self._known[row.task, row.id, row.text]) if row.answered else row for row in rows]
+        return [
+            row.judged(self._known[row.task, row.id, row.text]) if id(row) in chosen else row for row in rows
+        ]
 
 
 def _choose(examples: list[Example], section: EvalTask) -> list[Example]:

@@ -37,6 +37,8 @@ class EvalRecipe(Recipe):
 
     model: str
     adapter: str | None = None
+    name: str | None = None
+    """What tables call the model; default: the directory of its adapter."""
     tasks: list[EvalTask] = Field(min_length=1)
     decoder: str = "tad"
     settings: dict[str, Any] = Field(default_factory=dict)

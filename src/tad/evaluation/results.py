@@ -78,13 +78,6 @@ class RunMeta:
         """How many rows the whole run has."""
         return sum(entry["examples"] * len(entry["templates"]) for entry in self.tasks)
 
-    @property
-    def label(self) -> str:
-        """Short, for tables: the model, and the adapter if there is one."""
-        return " + ".join(
-            Path(str(name)).name for name in (self.source["model"], self.source["adapter"]) if name
-        )
-
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys."""
@@ -94,6 +87,12 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, inner in value.items():
         found |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
     return found
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run, without reading its rows; empty where there is none."""
+    path = folder / SUMMARY
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 class Results:

@@ -11,9 +11,9 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class Runner:
             gen_length=self.recipe.gen_length,
             seed=self.recipe.seed,
             tasks=questions.facts,
-            source={"model": self.lm.source, "adapter": self.lm.adapter},
+            source={"model": self.lm.source, "adapter": self.lm.adapter, "name": self.recipe.name},
             code=tad.__version__,
         )
 
@@ -194,14 +194,16 @@ def evaluate(
     out: str | Path,
     report: Report | None = None,
     stopping: Callable[[], bool] = lambda: False,
-    grade: bool = True,
+    grade: bool | Collection[str] = True,
     questions: Questions | None = None,
     identity: Identity | None = None,
+    slim: bool = False,
 ) -> Results:
     """Do what is missing of a run, in this process; under torchrun, this process's share of it.
 
-    With `grade` off, rows are written without verdicts and `regrade` adds them, perhaps elsewhere. `questions` and
-    `identity` are passed by callers that evaluate the same examples or the same model many times.
+    With `grade` off, or for tasks that are not in it, rows are written without verdicts and `regrade` adds them, perhaps
+    elsewhere. `slim` rows are without prompts, token ids and reveal steps. `questions` and `identity` are passed by callers
+    that evaluate the same examples or the same model many times.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     questions = questions or Questions(recipe.tasks, recipe.data_dir)
@@ -215,17 +217,18 @@ def evaluate(
         progress = Progress(len(order[rank::world]))
         share = set(order[rank::world])
         earlier = [row for key, row in found.items() if key in share]
-        ungraded = [row for row in earlier if row.correct is None] if grade else []
-        if grade and (mine or ungraded):
+        tasks = questions.labels if grade is True else grade or ()
+        ungraded = [row for row in earlier if row.correct is None and row.task in tasks]
+        if grade is True and (mine or ungraded):
             questions.check_graders()
         progress.take(earlier, new=False)
         if rank == 0 and mine:
             results.record(recipe.model_dump(mode="json"), rows_before=len(found), processes=world)
         began = time.monotonic()
-        with Grading(questions, results, progress, recipe.graders, grade, report) as grading:
+        with Grading(questions, results, progress, recipe.graders, tasks, report) as grading:
             grading.put(ungraded, new=False)
             for rows in runner.run(mine) if mine else ():
-                grading.put(rows)
+                grading.put([replace(row, prompt="", ids=[], steps=[]) for row in rows] if slim else rows)
                 if stopping():
                     break
         if rank == 0 and mine:
@@ -243,11 +246,12 @@ class Grading:
         results: Results,
         progress: Progress,
         workers: int | None,
-        grade: bool,
+        tasks: Collection[str],
         report: Report | None,
     ) -> None:
+        """`tasks`: those whose answers get a verdict."""
         self._questions, self._results, self._progress = questions, results, progress
-        self._workers, self._grade, self._report = workers, grade, report
+        self._workers, self._tasks, self._report = workers, tasks, report
         self._thread = ThreadPoolExecutor(1)
         self._pending: list[Future[None]] = []
 
@@ -270,8 +274,7 @@ class Grading:
             self._pending.pop(0).result()
 
     def _finish(self, rows: list[Row], new: bool) -> None:
-        if self._grade:
-            rows = self._questions.grade(rows, self._workers)
+        rows = self._questions.grade(rows, self._workers, self._tasks)
         self._results.add(rows)
         (self._progress.take if new else self._progress.judge)(rows)
         if self._report is not None:
@@ -294,17 +297,21 @@ def regrade(
     data_dir: str | None = None,
     only_missing: bool = False,
     workers: int | None = None,
+    questions: Questions | None = None,
+    tasks: Collection[str] | None = None,
 ) -> Iterator[tuple[Results, int]]:
-    """Grade the rows of runs again (or those without a verdict); each run with how many verdicts changed."""
-    shared: Questions | None = None
+    """Grade the rows of runs again (or those without a verdict; or of some tasks); each run with how many verdicts changed.
+
+    `questions` are passed by callers that know them; else they are those of the runs.
+    """
     for folder in folders:
         results = Results.open(folder)
-        if shared is None or shared.facts != results.meta.tasks:
-            shared = questions_of(results, data_dir)
+        if questions is None or questions.facts != results.meta.tasks:
+            questions = questions_of(results, data_dir)
         with results.writing():
             rows = results.rows()
             chosen = [row for row in rows if row.correct is None or not only_missing]
-            judged = {row.key: row for row in shared.grade(chosen, workers)}
+            judged = {row.key: row for row in questions.grade(chosen, workers, tasks)}
             changed = sum(row.correct != judged[row.key].correct for row in chosen)
-            results.settle([item.key for item in shared.items], [judged.get(row.key, row) for row in rows])
+            results.settle([item.key for item in questions.items], [judged.get(row.key, row) for row in rows])
         yield results, changed

@@ -18,7 +18,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     """What one group of rows shows. Accuracy is over the graded ones; what does not fit the context is wrong."""
     graded = [row for row in rows if row.correct is not None]
     score = Score(len(graded), sum(bool(row.correct) for row in graded))
-    low, high = wilson(score)
+    low, high = wilson(score.count, score.accuracy)
     count = Count.of(rows)
     decoding = sum(row.share for row in rows)
     return {
@@ -40,9 +40,8 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def wilson(score: Score, z: float = Z95) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share: it is not empty at 0 or 1, as the standard error is."""
-    n, p = score.count, score.accuracy
+def wilson(n: int, p: float, z: float = Z95) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share `p` of `n`: it is not empty at 0 or 1, as the standard error is."""
     if not n:
         return math.nan, math.nan
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)

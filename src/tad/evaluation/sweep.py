@@ -30,7 +30,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "confidence": (0.98, 0.95, 0.9, 0.8, 0.7, 0.5),
     "quota": (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125),
 }
-_KINDS = {
+KINDS = {
     "entropy": "entropy",
     "confidence": "confidence",
     "hierarchy": "confidence",
@@ -70,7 +70,7 @@ def plan(
     first = Setting(FIRST, {key: value for key, value in own.items() if key in _SHARED})
     if decoder == FIRST:
         return [first]
-    kind = _KINDS.get(describe(chosen)["rule"])
+    kind = KINDS.get(describe(chosen)["rule"])
     if kind is None:
         raise TadError(
             f"decoder '{decoder}' has rule '{describe(chosen)['rule']}', which has no threshold to sweep"

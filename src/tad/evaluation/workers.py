@@ -65,7 +65,8 @@ def evaluate_with_ray(
         progress.take(found, new=False)
         size = _CHUNK * recipe.batch_size
         chunks = [{"items": json.dumps(missing[low : low + size])} for low in range(0, len(missing), size)]
-        with Grading(questions, results, progress, recipe.graders, grade, report) as grading:
+        tasks = questions.labels if grade else ()
+        with Grading(questions, results, progress, recipe.graders, tasks, report) as grading:
             if grade:
                 grading.put([row for row in found if row.correct is None], new=False)
             if chunks:

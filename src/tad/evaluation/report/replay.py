@@ -6,20 +6,21 @@ Which example is shown is decided by rule: of those that both sides answer right
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from tad.decoding import Decoded, decode, get_decoder
 from tad.errors import TadError
+from tad.evaluation.analysis import ResultTable
+from tad.evaluation.methods import BASE, RunGroup, path_name
 from tad.evaluation.questions import Item
-from tad.evaluation.report.board import POOLED, Board, Line, Method
-from tad.evaluation.report.names import BASE
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import Key, Row
 from tad.evaluation.run import questions_of
 from tad.evaluation.sweep import FIRST
+from tad.evaluation.tables import describe_setting, rank_rows
 from tad.models import LM
 from tad.models.checkpoint import Checkpoint, bundled_models, locate
 from tad.models.tokenizer import load_tokenizer
@@ -27,7 +28,6 @@ from tad.models.tokens import read_special_tokens
 from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids
 
-_PREFERRED = ("tad", "tad-cached")  # of a student's decoders
 _CUT = "\N{REPLACEMENT CHARACTER}"
 _SCENES = 4  # one per task, at most
 
@@ -59,48 +59,38 @@ class Scene:
 # From rows
 
 
-def replay_rows(board: Board, example: str | None, notes: list[str]) -> list[Scene]:
-    """A scene per task, from the rows of the base one token at a time and of a student."""
-    first = _pick(board, lambda method: method == Method(BASE, FIRST))
-    other = _pick(board, lambda method: method.model != BASE and not method.is_first)
-    other = other or _pick(board, lambda method: not method.is_first)
-    if first is None or other is None:
+def replay_rows(group: RunGroup, table: ResultTable, example: str | None, notes: list[str]) -> list[Scene]:
+    """A scene per task, from the rows of the base one token at a time and of the method that the verdict is about."""
+    chosen = [row.method for row in rank_rows(table) if not row.scopes[table.scope].setting.startswith(FIRST)]
+    if f"{BASE}, {FIRST}" not in group.folders or not chosen:
         notes.append(
-            f"replay of {board.name}: needs a run of the base with '{FIRST}' and another run beside it"
+            f"replay of {group.base}: needs a run of the base with '{FIRST}' and another run beside it"
         )
         return []
-    folders = [line.runs[line.chosen(board.family)] for line in (first, other)]
-    runs = [Results.open(folder) for folder in folders]
-    tables = [{row.key: row for row in run.rows() if row.ids and row.steps} for run in runs]
-    shared = [key for key in tables[0] if key in tables[1]]
+    methods = [method for method in group.methods if method.name in (f"{BASE}, {FIRST}", chosen[0])]
+    places = [method.default_point for method in methods]
+    runs = [Results.open(group.folders[one.name][0][at]) for one, at in zip(methods, places, strict=True)]
+    answers = [{row.key: row for row in run.rows() if row.ids and row.steps} for run in runs]
+    shared = [key for key in answers[0] if key in answers[1] and key[0] in group.tasks]
     if not shared:
         notes.append(
-            f"replay of {board.name}: the rows are without token ids; give --model (and --adapter) to decode an example now"
+            f"replay of {group.base}: the rows are without token ids; give --model (and --adapter) to decode an example now"
         )
         return []
     speller = find_speller(runs[0].meta)
     if speller is None:
         notes.append(
-            f"replay of {board.name}: its tokenizer is not at {runs[0].meta.source['model']}, so token ids are shown; give --model"
+            f"replay of {group.base}: its tokenizer is not at {runs[0].meta.source['model']}, so token ids are shown; give --model"
         )
     scenes = []
-    for key, why in _choose(shared, tables, example):
+    for key, why in _choose(shared, answers, example):
         sides = tuple(
-            _side_of_row(speller, run.meta, line, table[key])
-            for run, line, table in zip(runs, (first, other), tables, strict=True)
+            _side_of_row(speller, method.settings[at].name, method.name, rows[key])
+            for method, at, rows in zip(methods, places, answers, strict=True)
         )
-        prompt = tables[0][key].prompt
+        prompt = answers[0][key].prompt
         scenes.append(Scene(_title(key), _readable(speller, prompt), why, cast(tuple[Side, Side], sides)))
-    if example is not None and not scenes:
-        raise TadError(f"--example {example}: not among the {len(shared)} examples that both runs answered")
     return scenes
-
-
-def _pick(board: Board, fits: Callable[[Method], bool]) -> Line | None:
-    """The first line of a fitting method, TAD's decoder before others."""
-    lines = [line for line in board.lines if line.curve.task != POOLED and fits(line.method)]
-    lines.sort(key=lambda line: line.method.decoder not in _PREFERRED)
-    return lines[0] if lines else None
 
 
 def _choose(
@@ -149,10 +139,10 @@ def load_speller(source: str) -> LM:
     return LM(cast(Any, None), checkpoint.family, tokens, tokenizer, source)
 
 
-def _side_of_row(speller: LM | None, meta: RunMeta, line: Line, row: Row) -> Side:
+def _side_of_row(speller: LM | None, setting: str, label: str, row: Row) -> Side:
     return Side(
-        label=line.method.label,
-        setting=_setting(meta.decoder),
+        label=label,
+        setting=describe_setting(setting),
         pieces=spell(speller, row.ids),
         steps=list(row.steps),
         ends=_ends(row.ids, row.tokens, speller),
@@ -167,14 +157,6 @@ def _ends(ids: Sequence[int], tokens: int, speller: LM | None) -> list[bool]:
     if speller is None or speller.tokenizer is None:
         return [place >= tokens for place in range(len(ids))]
     return [token in speller.tokens.ends for token in ids]
-
-
-def _setting(decoder: dict[str, Any]) -> str:
-    if decoder["name"] == FIRST:
-        return "one token per forward"
-    if decoder.get("threshold") is not None:
-        return f"threshold {decoder['threshold']:g}"
-    return f"{decoder['steps']} steps" if decoder.get("steps") else "default setting"
 
 
 def spell(speller: LM | None, ids: Sequence[int]) -> list[str]:
@@ -228,8 +210,8 @@ def decode_scenes(
     else:
         asked, length = _asked(base, runs, gen_length, example)
     pairs = (
-        (base, FIRST, f"{BASE} · {FIRST}"),
-        (student or base, decoder, f"{'student' if student else BASE} · {decoder}"),
+        (base, FIRST, f"{BASE}, {FIRST}"),
+        (student or base, decoder, f"{path_name(str(student.adapter)) if student else BASE}, {decoder}"),
     )
     scenes = []
     for ids, text, title, why, item in asked:
@@ -280,11 +262,7 @@ def _side_of_decode(lm: LM, decoder: str, label: str, row: Decoded, item: Item |
     threshold = getattr(get_decoder(decoder, lm.family.name).rule, "threshold", None)
     return Side(
         label=label,
-        setting="one token per forward"
-        if decoder == FIRST
-        else f"threshold {threshold:g}"
-        if threshold
-        else "",
+        setting="one token" if decoder == FIRST else f"threshold {threshold:g}" if threshold else "",
         pieces=spell(lm, row.tokens),
         steps=row.steps,
         ends=[token in lm.tokens.ends for token in row.tokens],

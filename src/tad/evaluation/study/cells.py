@@ -22,7 +22,7 @@ from typing import Any
 from tad.errors import TadError
 from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalTask
-from tad.evaluation.study.recipe import NEVER, Method, StudyRecipe, Values, lay_over, set_field
+from tad.evaluation.study.recipe import NEVER, MethodSection, StudyRecipe, Values, lay_over, set_field
 from tad.evaluation.sweep import Setting
 from tad.models.checkpoint import parse_dtype
 from tad.training.recipe import DistillRecipe
@@ -41,7 +41,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedMethod:
     """A method with everything it inherits, and no `vary` left."""
 
     name: str
@@ -87,9 +87,9 @@ class Cell:
         return name if self.seed is None else f"{name}-seed{self.seed}"
 
 
-def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
+def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:
     """All methods by name, those of `vary` written out."""
-    found: dict[str, Resolved] = {}
+    found: dict[str, ResolvedMethod] = {}
     for name in recipe.methods:
         layers = _lineage(recipe, name, ())
         tuned = [one for one, _ in layers if recipe.tuning is not None and one in recipe.tuning.methods]
@@ -97,7 +97,7 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
         for one, values in layers:
             own = values if one == name else {k: v for k, v in values.items() if k not in _OWN}
             merged = lay_over(merged, own)
-        method = Method.model_validate(merged)
+        method = MethodSection.model_validate(merged)
         fields = [dotted.rpartition(".")[2] for dotted in method.vary]
         if len(set(fields)) < len(fields):
             raise TadError(
@@ -107,8 +107,8 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
         for words, varied in _vary(method):
             suffix = ",".join(f"{key}={value}" for key, value in words.items())
             full = f"{name}/{suffix}" if suffix else name
-            one_of = Method.model_validate(lay_over({**merged, "vary": {}}, varied))
-            found[full] = Resolved(
+            one_of = MethodSection.model_validate(lay_over({**merged, "vary": {}}, varied))
+            found[full] = ResolvedMethod(
                 name=full,
                 title=_title(one_of.title or name, words, f"{recipe.name}: methods.{name}.title"),
                 store=one_of.store,
@@ -123,9 +123,9 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, Resolved]:
     return found
 
 
-def _check(recipe: StudyRecipe, found: dict[str, Resolved]) -> None:
+def _check(recipe: StudyRecipe, found: dict[str, ResolvedMethod]) -> None:
     """Names that stand in one section and should be in another."""
-    for wanted in (recipe.base, recipe.rival):
+    for wanted in (recipe.base, recipe.baseline):
         if wanted is not None and (wanted not in found or found[wanted].absent or found[wanted].store):
             raise TadError(f"{recipe.name}: '{wanted}' should be one of the methods, without a store")
     for method in found.values():
@@ -152,7 +152,7 @@ def _lineage(recipe: StudyRecipe, name: str, above: tuple[str, ...]) -> list[tup
     return [*before, (name, given)]
 
 
-def _vary(method: Method) -> Iterator[tuple[dict[str, Any], Values]]:
+def _vary(method: MethodSection) -> Iterator[tuple[dict[str, Any], Values]]:
     """Every combination of the varied fields: their last names with their values, and as changes of the method."""
     for combination in itertools.product(*method.vary.values()):
         values: Values = {}

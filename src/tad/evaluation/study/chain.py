@@ -13,91 +13,44 @@ is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tad.errors import TadError
+from tad.evaluation.analysis import ResultTable
+from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
-from tad.evaluation.run import Identity, Report, evaluate
-from tad.evaluation.study.numbers import Answers, read_numbers
+from tad.evaluation.run import Identity, evaluate
+from tad.evaluation.study.listener import Listener, Silent, Stopped
+from tad.evaluation.study.pool import ModelPool, fill_store, find_result
 from tad.evaluation.study.recipe import RunRecipe
-from tad.evaluation.study.tables import Table, Wanted, make_table, write_table
-from tad.evaluation.study.workbench import (
-    WINDOW,
-    Workbench,
-    explain_windows,
-    fill_store,
-    find_result,
-    measure_window,
-    read_report,
-)
 from tad.evaluation.sweep import FIRST, Setting
+from tad.evaluation.tables import write_table
 from tad.files import create_folder, write_json, writing
 from tad.training.recipe import DistillRecipe
 from tad.training.record import RECORD, describe_machine
+from tad.trajectories.measure import WINDOW, explain_windows, measure_window, read_report, show_decay
 from tad.trajectories.store import META as STORE
-from tad.trajectories.store import ShardStats, TrajectoryStore
+from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
 
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
 
-class Watch(Protocol):
-    """Who is told how a chain or a study goes on, and may ask it to stop."""
-
-    def say(self, line: str) -> None: ...
-
-    def stage(self, title: str) -> AbstractContextManager[None]: ...
-
-    def shard(self, shard: int, stats: ShardStats) -> None: ...
-
-    def begin(self, setting: Setting) -> Report | None: ...
-
-    def step(self, step: int, steps: int | None) -> None: ...
-
-    def stopping(self) -> bool: ...
-
-
-class Silent:
-    """Nobody."""
-
-    def say(self, line: str) -> None:
-        pass
-
-    @contextmanager
-    def stage(self, title: str) -> Iterator[None]:
-        yield
-
-    def shard(self, shard: int, stats: ShardStats) -> None:
-        pass
-
-    def begin(self, setting: Setting) -> Report | None:
-        return None
-
-    def step(self, step: int, steps: int | None) -> None:
-        pass
-
-    def stopping(self) -> bool:
-        return False
-
-
-class Stopped(Exception):  # noqa: N818 - a request that was followed, not an error
-    """The user asked for it; what is there is kept."""
-
-
 class Chain:
     """A chain in a directory."""
 
-    def __init__(self, recipe: RunRecipe, out: Path, watch: Watch | None = None, smoke: bool = False) -> None:
+    def __init__(
+        self, recipe: RunRecipe, out: Path, listener: Listener | None = None, smoke: bool = False
+    ) -> None:
         """`smoke` marks every number of the report as smoke size."""
         recipe.check()
         self.smoke = smoke
-        self.recipe, self.out, self.watch = recipe, Path(out), watch or Silent()
+        self.recipe, self.out, self.listener = recipe, Path(out), listener or Silent()
         self.store = self.out / "trajectories"
-        self._bench: Workbench | None = None
+        self._pool: ModelPool | None = None
 
     def run(self, stages: Sequence[str] = STAGES) -> bool:
         """Do what is missing of these stages; whether it came to the end."""
@@ -123,11 +76,11 @@ class Chain:
         return Questions(self.recipe.evaluate.tasks, self.recipe.data_dir)
 
     @property
-    def bench(self) -> Workbench:
+    def pool(self) -> ModelPool:
         """Loaded when a stage first needs it."""
-        if self._bench is None:
-            self._bench = Workbench(self.recipe.model, self.recipe.device, self.recipe.dtype)
-        return self._bench
+        if self._pool is None:
+            self._pool = ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
+        return self._pool
 
     def student(self, name: str) -> Path:
         return self.out / "students" / name
@@ -140,29 +93,30 @@ class Chain:
     def _collect(self) -> None:
         recipe = self.recipe.collect_recipe()
         tasks = ", ".join(task.name for task in recipe.tasks)
-        with self.watch.stage(f"Collect: the privileged teacher on {tasks}, one token per step"):
-            store = fill_store(self.bench.base(), recipe, self.store, self.watch.shard, self.watch.stopping)
+        with self.listener.stage(f"Collect: the privileged teacher on {tasks}, one token per step"):
+            store = fill_store(
+                self.pool.base(), recipe, self.store, self.listener.shard, self.listener.stopping
+            )
             if store is None:
                 raise Stopped
             found = summarise(store)
-            self.watch.say(
+            self.listener.say(
                 f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones right); mean length "
                 f"{found.mean_length:.0f} steps, teacher's mean confidence {found.mean_confidence:.3f}"
             )
 
     def _window(self) -> None:
         self._need_store()
-        with self.watch.stage(
+        with self.listener.stage(
             "Window: the student's confidence in the teacher's tokens by steps until their reveal"
         ):
-            if not (self.store / WINDOW).is_file():
-                measure_window(self.bench.base(), TrajectoryStore.open(self.store), self.recipe.window)
-            report = read_report(self.store)
-            marks = [d for d in (1, 2, 4, 8, 16, 32, 48, 64, 128) if d <= len(report.decay.mean)]
-            self.watch.say("steps      " + "".join(f"{d:>7d}" for d in marks))
-            self.watch.say("confidence " + "".join(f"{report.decay.mean[d - 1]:>7.2f}" for d in marks))
-            for line in explain_windows(report):
-                self.watch.say(line)
+            if (self.store / WINDOW).is_file():
+                report = read_report(self.store)
+            else:
+                store = TrajectoryStore.open(self.store)
+                report = measure_window(self.pool.base(), store, **self.recipe.window.model_dump())
+            for line in (*show_decay(report)[:2], *explain_windows(report)):
+                self.listener.say(line)
 
     def _distill(self) -> None:
         self._need_store()
@@ -170,40 +124,38 @@ class Chain:
         for name, values in self.recipe.students.items():
             recipe = self.recipe.distill_recipe(name, str(self.store), values)
             out = self.student(name)
-            with self.watch.stage(f"Distil '{name}': {describe_training(recipe)}"):
+            with self.listener.stage(f"Distil '{name}': {describe_training(recipe)}"):
                 if find_result(out) is not None:
                     _check_finished(out, recipe)
-                    self.watch.say(f"trained before: {out}")
+                    self.listener.say(f"trained before: {out}")
                     continue
                 steps = recipe.learning.steps
-                outcome = self.bench.train(recipe, out, lambda step, n=steps: self.watch.step(step, n))  # type: ignore[misc]
+                outcome = self.pool.train(recipe, out, lambda step, n=steps: self.listener.step(step, n))  # type: ignore[misc]
                 if not outcome.finished:
                     raise Stopped
-                self.watch.say(describe_log(out))
+                self.listener.say(describe_log(out))
 
     def _evaluate(self) -> None:
-        recipe, section = self.recipe, self.recipe.evaluate
-        asked = recipe.eval_recipe(section.tasks)
-        questions = self.questions
+        tasks = self.recipe.evaluate.tasks
         for name, source in self._models():
-            with self.watch.stage(f"Evaluate '{name}' on {len(questions.items)} problems"):
-                lm = self.bench.base() if source is None else self.bench.trained(source)
+            with self.listener.stage(f"Evaluate '{name}' on {len(self.questions.items)} problems"):
+                lm = self.pool.base() if source is None else self.pool.trained(source)
                 identity = Identity.of(lm)
                 settings = [one for decoder in self._decoders(name) for one in self._settings(name, decoder)]
                 for setting in {one.name: one for one in settings}.values():
+                    title = None if source is None else name
                     evaluate(
                         lm,
-                        asked.model_copy(update={"decoder": setting.decoder, "settings": setting.settings}),
+                        self.recipe.eval_recipe(tasks, setting.decoder, setting.settings, title),
                         self.sweep(name) / setting.name,
-                        self.watch.begin(setting),
-                        self.watch.stopping,
-                        questions=questions,
+                        self.listener.decoding(setting),
+                        self.listener.stopping,
+                        questions=self.questions,
                         identity=identity,
                     )
-                    if self.watch.stopping():
+                    if self.listener.stopping():
                         raise Stopped
-        table = self.table()
-        write_table(table, self.out / "tables")
+        write_table(self.table(), self.out / "tables")
 
     def _models(self) -> list[tuple[str, Path | None]]:
         """Name -> adapter or model, None for the base; in the order of the table."""
@@ -222,28 +174,29 @@ class Chain:
         """The runs of a model with a decoder, the one-token run first where it has one."""
         section = self.recipe.evaluate
         length = self.recipe.eval_recipe(section.tasks).gen_length
-        found = section.plan(decoder, self.bench.family, length, {})
+        found = section.plan(decoder, self.pool.family, length, {})
         return found if name == "base" or self.recipe.student_first else found[1:]
 
-    def table(self) -> Table:
-        """The base, its decoders and the students, on the same problems."""
-        found = []
-        for name in ("base", *self.recipe.students, *self.recipe.adapters):
-            for decoder in self._decoders(name):
-                settings = self._settings(name, decoder)
-                runs = [read_numbers(self.sweep(name) / setting.name) for setting in settings]
-                title = name if decoder == FIRST else f"{name}, {decoder}"
-                found.append(Answers(title, settings, [None], [runs]))
-        wanted = [Wanted(one.name, one.name, one, 1) for one in found]
-        rival = next((one for one in found if one.name == "base, fast-dllm"), None)
-        return make_table("main", self.recipe.name, wanted, found[0], rival, self.bench.family, 1.5)
+    def table(self) -> ResultTable:
+        """The base, its decoders and the students, on the same problems, as `tad points` of the directories has them."""
+        notes: list[str] = []
+        names = ("base", *self.recipe.students, *self.recipe.adapters)
+        groups = group_runs(load_runs([self.sweep(name) for name in names], notes), notes)
+        return tabulate(groups[0], self.recipe.tolerance, title=self.recipe.name)
 
     def _report(self) -> None:
-        with self.watch.stage("Report"):
-            path = make_report(
-                [self.out], self.out / "report" / "report.html", self.recipe.name, self.watch.say, self.smoke
+        from tad.evaluation.report import write_report
+
+        with self.listener.stage("Report"):
+            written = write_report(
+                [self.out],
+                self.out / "report" / "report.html",
+                self.recipe.name,
+                self.smoke,
+                tolerance=self.recipe.tolerance,
+                say=self.listener.say,
             )
-            self.watch.say(f"report: {path}")
+            self.listener.say(f"report: {written.page}")
 
     # Bookkeeping
 
@@ -283,18 +236,9 @@ class Chain:
         write_json(path, record)
 
 
-def run_chain(recipe: RunRecipe, out: str | Path, watch: Watch | None = None) -> bool:
+def run_chain(recipe: RunRecipe, out: str | Path, listener: Listener | None = None) -> bool:
     """Do what is missing of a chain; whether it came to the end."""
-    return Chain(recipe, Path(out), watch).run()
-
-
-def make_report(
-    folders: Sequence[Path], out: Path, title: str, say: Callable[[str], None], smoke: bool = False
-) -> Path:
-    """The HTML report of everything in the folders."""
-    from tad.evaluation.report import write_report
-
-    return Path(write_report([*folders], out, title, smoke, say=say).page)
+    return Chain(recipe, Path(out), listener).run()
 
 
 def describe_training(recipe: DistillRecipe) -> str:

@@ -1,5 +1,7 @@
-"""What a study has to do and what it has done: cells in the order of work, where their files are, how far they are.
+"""What a study has to do and what it has done: cells in the order of work, where their files are, how far they are, and
+the tables of what is there.
 
+Trials of tuning are cells too: a method's training with the trial's changes, answered on other problems than the test's.
 Reads the study's directory and writes nothing; `study` does the work.
 """
 
@@ -8,29 +10,31 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from tad.config import parse_recipe
 from tad.errors import TadError
-from tad.evaluation.study.answers import is_whole, list_ungraded
-from tad.evaluation.study.cells import Base, Cell, Hashes, Resolved, choose, resolve_methods
-from tad.evaluation.study.numbers import Answers, read_numbers
-from tad.evaluation.study.recipe import StudyRecipe
-from tad.evaluation.study.tables import Table, Wanted, make_table
-from tad.evaluation.study.timings import Timings
-from tad.evaluation.study.tuning import Trial, choose_trial, score_trial
-from tad.evaluation.study.workbench import WINDOW, Workbench, find_result
+from tad.evaluation.analysis import MethodRuns, ResultTable, RowSpec, analyse, list_scopes
+from tad.evaluation.methods import read_outcomes
+from tad.evaluation.results import read_summary
+from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, choose, resolve_methods
+from tad.evaluation.study.pool import ModelPool, find_result
+from tad.evaluation.study.recipe import StudyRecipe, Values
 from tad.evaluation.sweep import FIRST
 
-STUDY, TIMINGS = "study.json", "timings.jsonl"
+STUDY = "study.json"
 DONE, UNGRADED, TRAINED, MISSING, WAITING = "done", "not graded", "trained", "missing", "waits for tuning"
-Step = tuple[str, str, int | None, Callable[[], Cell | None]]
+TUNING = "tuning"  # stands for a table where trials are listed
+_RENAMED = {"rival": "baseline", "below": "tolerance"}  # in records of earlier versions
+_GONE = ("keep",)
 
 
 @dataclass(frozen=True)
-class Entry:
+class CellState:
     """A line of `tad study --list`."""
 
     table: str
@@ -38,18 +42,52 @@ class Entry:
     seed: int | None
     trial: int | None
     state: str
-    seconds: float | None  # estimated, of what is left to do; None where nothing like it has been done
 
 
-class Plan:
+@dataclass(frozen=True)
+class TrialResult:
+    """A trial of tuning: what it changes, and what came of it; None while it has not been run."""
+
+    method: str
+    number: int
+    changes: Values
+    score: float | None
+    accuracy: float | None  # at its best setting
+    tpf: float | None  # at the target accuracy; None where it is not reached
+    chosen: bool = False
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every row of a run is there, without reading them."""
+    return bool(read_summary(folder).get("complete", False))
+
+
+def list_ungraded(folder: Path) -> set[str]:
+    """The tasks of a run that have answers without a verdict."""
+    tasks = read_summary(folder).get("tasks", {})
+    return {task for task, found in tasks.items() if any(one["graded"] < one["n"] for one in found.values())}
+
+
+def read_study(folder: Path) -> tuple[StudyRecipe, dict[str, Any]]:
+    """A study's recipe and the rest of its record."""
+    try:
+        record = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+        values = {
+            _RENAMED.get(key, key): value for key, value in record["recipe"].items() if key not in _GONE
+        }
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        raise TadError(f"{folder / STUDY}: is not the record of a study; run 'tad study' again") from None
+    return parse_recipe(StudyRecipe, values, where=str(folder / STUDY)), record
+
+
+class StudyPlan:
     """See the module."""
 
     def __init__(self, recipe: StudyRecipe, out: str | Path) -> None:
         self.recipe, self.out = recipe, Path(out)
         self.methods = resolve_methods(recipe)
-        self.timings = Timings(self.out / TIMINGS)
         self._choices: dict[str, int] = {}
-        self._bench: Workbench | None = None
+        self._pool: ModelPool | None = None
         self._check()
 
     def _check(self) -> None:
@@ -64,9 +102,8 @@ class Plan:
         for name, method in self.methods.items():
             if method.store is not None:
                 self.recipe.distill_recipe(name, "store", method.distill())
-        for name, table in self.recipe.tables.items():
-            for pattern in table.methods:
-                choose(list(self.methods), pattern, f"{self.recipe.name}: tables.{name}")
+        for table in self.recipe.tables:
+            self.rows_of(table)
 
     @cached_property
     def base(self) -> Base:
@@ -74,79 +111,69 @@ class Plan:
         path = self.out / STUDY
         if path.is_file():
             return Base(**json.loads(path.read_text(encoding="utf-8"))["base"])
-        return self._base_of(self.bench)
-
-    @staticmethod
-    def _base_of(bench: Workbench) -> Base:
-        return Base(bench.fingerprint, bench.tokenizer, bench.family, bench.own_dtype)
+        pool = self.pool
+        return Base(pool.fingerprint, pool.tokenizer, pool.family, pool.own_dtype)
 
     @property
-    def bench(self) -> Workbench:
+    def pool(self) -> ModelPool:
         """Loaded when something first needs it."""
-        if self._bench is None:
-            self._bench = Workbench(self.recipe.model, self.recipe.device, self.recipe.dtype)
-            if "base" in self.__dict__ and self._bench.fingerprint != self.base.model:
+        if self._pool is None:
+            self._pool = ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
+            if "base" in self.__dict__ and self._pool.fingerprint != self.base.model:
                 raise TadError(
-                    f"{self.out}: is a study of another base: {self.base.model} there, {self._bench.fingerprint} is "
+                    f"{self.out}: is a study of another base: {self.base.model} there, {self._pool.fingerprint} is "
                     f"{self.recipe.model}; use another --out directory"
                 )
-        return self._bench
+        return self._pool
 
     @cached_property
     def hashes(self) -> Hashes:
         return Hashes(self.recipe, self.base)
 
+    # Cells
+
     def rows_of(self, table: str) -> list[str]:
         """The methods of a table, in order."""
         found: list[str] = []
         for pattern in self.recipe.tables[table].methods:
-            found += choose(list(self.methods), pattern, f"tables.{table}")
+            found += choose(list(self.methods), pattern, f"{self.recipe.name}: tables.{table}")
         return list(dict.fromkeys(found))
 
-    def seeds_of(self, method: Resolved, table: str) -> list[int | None]:
+    def seeds_of(self, method: ResolvedMethod, table: str) -> list[int | None]:
         if method.store is None:
             return [None]
         return list(method.seeds or self.recipe.tables[table].seeds or self.recipe.seeds)
 
     def trials_of(self, name: str) -> list[Cell]:
         """The trials of a tuned method."""
-        tuning, method = self.recipe.tuning, self.methods[name]
+        tuning = self.recipe.tuning
         assert tuning is not None
         return [
-            Cell(
-                method=name,
-                seed=tuning.seed,
-                trial=number,
-                store=method.store,
-                changes=method.distill(changes),
-                tasks=tuning.tasks,
-                decoder=method.decoder,
-                settings=method.settings,
-            )
+            self._make_cell(name, tuning.seed, changes, number)
             for number, changes in enumerate(tuning.trials_of(name))
         ]
 
     def cell(self, name: str, seed: int | None) -> Cell | None:
         """A method's cell on the test problems; None while its tuning is not finished."""
-        method, trial = self.methods[name], None
-        if method.tuned_as is not None:
-            number = self._choice(method.tuned_as)
-            if number is None:
-                return None
-            assert self.recipe.tuning is not None
-            trial = self.recipe.tuning.trials_of(method.tuned_as)[number]
+        tuned_as = self.methods[name].tuned_as
+        if tuned_as is None:
+            return self._make_cell(name, seed)
+        number = self._choice(tuned_as)
+        if number is None:
+            return None
+        assert self.recipe.tuning is not None
+        return self._make_cell(name, seed, self.recipe.tuning.trials_of(tuned_as)[number])
+
+    def _make_cell(
+        self, name: str, seed: int | None, changes: Values | None = None, trial: int | None = None
+    ) -> Cell:
+        method, tuning = self.methods[name], self.recipe.tuning
+        tasks = self.recipe.evaluate.tasks if trial is None or tuning is None else tuning.tasks
         return Cell(
-            method=name,
-            seed=seed,
-            trial=None,
-            store=method.store,
-            changes=method.distill(trial),
-            tasks=self.recipe.evaluate.tasks,
-            decoder=method.decoder,
-            settings=method.settings,
+            name, seed, trial, method.store, method.distill(changes), tasks, method.decoder, method.settings
         )
 
-    def _bar_cell(self) -> Cell:
+    def _reference_cell(self) -> Cell:
         """The base one token at a time on the problems that tuning uses."""
         assert self.recipe.tuning is not None
         method = self.methods[self.recipe.base]
@@ -154,26 +181,11 @@ class Plan:
 
     def _choice(self, name: str) -> int | None:
         if name not in self._choices:
-            chosen = choose_trial(self.trials(name))
-            if chosen is None:
+            best = next((trial.number for trial in self.trials(name) if trial.chosen), None)
+            if best is None:
                 return None
-            self._choices[name] = chosen
+            self._choices[name] = best
         return self._choices[name]
-
-    def trials(self, name: str) -> list[Trial]:
-        """A method's trials with their scores, as far as they are there."""
-        tuning = self.recipe.tuning
-        assert tuning is not None
-        base = self._answers(self.recipe.base, [self._bar_cell()])
-        found = []
-        for number, cell in enumerate(self.trials_of(name)):
-            own = self._answers(name, [cell])
-            score, accuracy, speed = None, None, None
-            if own is not None and base is not None and own.graded & base.graded:
-                score, accuracy, speed = score_trial(own, base, self.recipe.below)
-            found.append(Trial(name, number, tuning.trials_of(name)[number], score, accuracy, speed))
-        best = choose_trial(found)
-        return [Trial(**{**asdict(trial), "chosen": trial.number == best}) for trial in found]
 
     def check_only(self, only: Sequence[str]) -> None:
         """Refuse a pattern that no table and no method has: nothing to do would look like done."""
@@ -188,7 +200,7 @@ class Plan:
                     f"--only {pattern}: {self.recipe.name} has no such table and no such method; {advice}"
                 )
 
-    def plan(
+    def cells(
         self, only: Sequence[str] = ()
     ) -> Iterator[tuple[str, str, int | None, Callable[[], Cell | None]]]:
         """(table, method, seed, how to get the cell) in the order of work: tables, in them seeds, in them methods.
@@ -213,10 +225,10 @@ class Plan:
                 tuned_as = self.methods[name].tuned_as
                 if tuned_as is not None and tuned_as not in begun:
                     begun.add(tuned_as)
-                    bar = self._bar_cell()
-                    yield "tuning", bar.method, None, lambda bar=bar: bar  # type: ignore[misc]
+                    reference = self._reference_cell()
+                    yield TUNING, reference.method, None, lambda cell=reference: cell  # type: ignore[misc]
                     for trial in self.trials_of(tuned_as):
-                        yield "tuning", tuned_as, trial.seed, lambda trial=trial: trial  # type: ignore[misc]
+                        yield TUNING, tuned_as, trial.seed, lambda cell=trial: cell  # type: ignore[misc]
                 yield table, name, seed, lambda name=name, seed=seed: self.cell(name, seed)  # type: ignore[misc]
 
     # Where things are
@@ -236,83 +248,97 @@ class Plan:
     def answers_folder(self, cell: Cell) -> Path:
         return self._place("answers", cell.label, self.hashes.answers(cell))
 
+    def runs_of(self, cell: Cell) -> list[Path]:
+        """The runs that make up a cell."""
+        folder = self.answers_folder(cell)
+        return [folder / setting.name for setting in self.hashes.settings(cell)]
+
     def state(self, cell: Cell) -> str:
         """How far a cell is."""
-        folder = self.answers_folder(cell)
-        runs = [folder / setting.name for setting in self.hashes.settings(cell)]
+        runs = self.runs_of(cell)
         if all(is_whole(run) for run in runs):
             return UNGRADED if any(list_ungraded(run) for run in runs) else DONE
         student = self.student_folder(cell)
         return TRAINED if student is not None and find_result(student) is not None else MISSING
 
-    def entries(self, only: Sequence[str] = ()) -> list[Entry]:
-        """Every cell, what state it is in, and how long what is left may take."""
+    def states(self, only: Sequence[str] = ()) -> list[CellState]:
+        """Every cell and what state it is in; what several tables share is there once."""
         self.check_only(only)
         found, seen = [], set()
-        for table, name, seed, get in self.plan(only):
+        for table, name, seed, get in self.cells(only):
             cell = get()
-            if cell is None:
-                found.append(Entry(table, name, seed, None, WAITING, None))
-                continue
-            identity = self.hashes.cell(cell)
-            if identity not in seen:
+            identity = None if cell is None else self.hashes.cell(cell)
+            if cell is None or identity not in seen:
                 seen.add(identity)
-                state = self.state(cell)
-                left = 0.0 if state in (DONE, UNGRADED) else self.estimate(cell)
-                found.append(Entry(table, name, seed, cell.trial, state, left))
+                trial, state = (None, WAITING) if cell is None else (cell.trial, self.state(cell))
+                found.append(CellState(table, name, seed, trial, state))
         return found
-
-    def estimate(self, cell: Cell) -> float | None:
-        """Seconds that are left to do of a cell; None where a part of it has never been done."""
-        folder, student = self.answers_folder(cell), self.student_folder(cell)
-        parts = [
-            self.timings.typical("answer", setting.name)
-            for setting in self.hashes.settings(cell)
-            if not is_whole(folder / setting.name)
-        ]
-        if student is not None and cell.store is not None and find_result(student) is None:
-            objective = self.hashes.training(cell, "", None).objective.name
-            parts.append(self.timings.typical("train", objective))
-            if not (self.store_folder(cell.store) / WINDOW).is_file():
-                parts.append(self.timings.typical("collect", cell.store))
-        return None if None in parts else sum(part for part in parts if part is not None)
 
     # Numbers
 
-    def _answers(self, name: str, cells: Sequence[Cell | None]) -> Answers | None:
+    def _runs(self, name: str, cells: Sequence[Cell | None]) -> MethodRuns | None:
         """A method's finished cells together; None where there is none."""
         whole = [cell for cell in cells if cell is not None and self.state(cell) in (DONE, UNGRADED)]
         if not whole:
             return None
-        settings = self.hashes.settings(whole[0])
-        runs = [
-            [read_numbers(self.answers_folder(cell) / setting.name) for setting in settings] for cell in whole
-        ]
-        return Answers(name, settings, [cell.seed for cell in whole], runs)
+        return MethodRuns(
+            name,
+            self.hashes.settings(whole[0]),
+            [cell.seed for cell in whole],
+            [[read_outcomes(run) for run in self.runs_of(cell)] for cell in whole],
+            self.base.family,
+            trained=whole[0].store is not None,
+        )
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ResultTable]:
         """All tables, with what has been done so far."""
-        known: dict[tuple[str, str], Answers | None] = {}
+        known: dict[tuple[str, str], MethodRuns | None] = {}
         for table in self.recipe.tables:
             for name in self.rows_of(table):
                 method = self.methods[name]
                 cells = [] if method.absent else [self.cell(name, s) for s in self.seeds_of(method, table)]
-                known[table, name] = self._answers(name, cells)
-        everyone = [answers for answers in known.values() if answers is not None]
-        base = self._answers(self.recipe.base, [self.cell(self.recipe.base, None)])
-        rival = self.recipe.rival and self._answers(self.recipe.rival, [self.cell(self.recipe.rival, None)])
+                known[table, name] = self._runs(name, cells)
+        everyone = [runs for runs in known.values() if runs is not None]
+        base, baseline = (
+            None if name is None else self._runs(name, [self.cell(name, None)])
+            for name in (self.recipe.base, self.recipe.baseline)
+        )
         found = []
         for table, section in self.recipe.tables.items():
-            wanted = []
+            specs = []
             for name in self.rows_of(table):
                 method = self.methods[name]
                 planned = 0 if method.absent else len(self.seeds_of(method, table))
-                state = method.absent or ""
-                wanted.append(Wanted(name, method.title, known[table, name], planned, state))
+                specs.append(RowSpec(name, method.title, known[table, name], planned, method.absent or ""))
+            tolerance = self.recipe.tolerance
             found.append(
-                make_table(
-                    table, section.title, wanted, base, rival or None, self.base.family, self.recipe.below,
-                    everyone, section.note,
-                )
-            )  # fmt: skip
+                analyse(table, section.title, specs, base, baseline, tolerance, everyone, note=section.note)
+            )
         return found
+
+    def trials(self, name: str) -> list[TrialResult]:
+        """A method's trials with their scores, as far as they are there; the best one is chosen when all are, the first of
+        equals. The score is the tokens per forward at the target accuracy; of a curve that is never that accurate, minus the
+        points it lacks."""
+        tuning = self.recipe.tuning
+        assert tuning is not None
+        base = self._runs(self.recipe.base, [self._reference_cell()])
+        found = []
+        for number, cell in enumerate(self.trials_of(name)):
+            own, changes = self._runs(name, [cell]), tuning.trials_of(name)[number]
+            found.append(TrialResult(name, number, changes, None, None, None))
+            if own is None or base is None:
+                continue
+            spec = RowSpec(name, name, own)
+            table = analyse(name, name, [spec], base, None, self.recipe.tolerance, resamples=1)
+            if not table.tasks:
+                continue
+            result = table.rows[0].scopes[list_scopes(list(table.tasks))[0]]
+            best = max(point.accuracy.value for point in result.points)
+            assert result.tpf_at_target is not None
+            tpf = result.tpf_at_target.tpf
+            score = best - result.tpf_at_target.accuracy if tpf is None else tpf
+            found[-1] = replace(found[-1], score=score, accuracy=best, tpf=tpf)
+        scores = [trial.score for trial in found if trial.score is not None]
+        best_of = scores.index(max(scores)) if scores and len(scores) == len(found) else None
+        return [replace(trial, chosen=trial.number == best_of) for trial in found]

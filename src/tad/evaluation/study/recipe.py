@@ -17,6 +17,7 @@ from tad.config import Recipe, parse_recipe
 from tad.decoding import get_decoder
 from tad.decoding.decoders import describe
 from tad.errors import TadError
+from tad.evaluation.analysis import TOLERANCE
 from tad.evaluation.recipe import EvalRecipe, EvalTask
 from tad.evaluation.sweep import Setting, plan
 from tad.tasks import check_contamination, get_task
@@ -123,10 +124,15 @@ class ModelRecipe(Recipe):
         return parse_recipe(DistillRecipe, values, where=f"{self.name}: distill of '{name}'")
 
     def eval_recipe(
-        self, tasks: list[EvalTask], decoder: str = "tad", settings: Values | None = None
+        self,
+        tasks: list[EvalTask],
+        decoder: str = "tad",
+        settings: Values | None = None,
+        name: str | None = None,
     ) -> EvalRecipe:
         section = self.evaluate
         values = {
+            "name": name,
             "tasks": [task.model_dump() for task in tasks],
             "decoder": decoder,
             "settings": section.settings if settings is None else settings,
@@ -157,6 +163,8 @@ class RunRecipe(ModelRecipe):
     student_decoders: list[str] = Field(default=["tad"], min_length=1)
     student_first: bool = True
     """Whether students decode one token at a time too: the slowest run of all, and the first point of their curves."""
+    tolerance: float = TOLERANCE
+    """Points under the base's accuracy at which speeds are compared."""
 
     @model_validator(mode="after")
     def _check(self) -> RunRecipe:
@@ -178,7 +186,7 @@ class RunRecipe(ModelRecipe):
         self.eval_recipe(self.evaluate.tasks)
 
 
-class Method(Recipe):
+class MethodSection(Recipe):
     """A row of a table: how a student is trained (or that none is) and how it decodes."""
 
     title: str | None = None
@@ -241,16 +249,14 @@ class StudyRecipe(ModelRecipe):
     validation: str | None = None
     """A store whose held-out loss is logged at the start and the end of every training."""
     tuning: TuningSection | None = None
-    methods: dict[str, Method]
+    methods: dict[str, MethodSection]
     tables: dict[str, TableSection]
     base: str = "base"
     """The method, decoded one token at a time, that differences are taken to."""
-    rival: str | None = None
-    """A method that speeds are also compared with."""
-    below: float = 1.5
+    baseline: str | None = None
+    """A method that the others are also compared with."""
+    tolerance: float = TOLERANCE
     """Points under the base's accuracy at which speeds are compared, in tables and in tuning."""
-    keep: list[str] = Field(default_factory=list)
-    """Patterns of methods whose adapters are carried along when a study is packed."""
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:

@@ -1,4 +1,4 @@
-"""Packing: a study travels in a few files, goes on elsewhere without doing anything twice, and is graded there."""
+"""bench/study_gpu.py: a study travels in a few files, goes on elsewhere without doing anything twice, and is graded there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,31 @@ from study_world import Listener, study_recipe, study_values
 
 from tad.errors import TadError
 from tad.evaluation import Results
-from tad.evaluation.study import Study, archive
-from tad.evaluation.study.archive import pack, unpack
-from tad.evaluation.study.numbers import read_numbers
+from tad.evaluation.methods import read_outcomes
+from tad.evaluation.study import Study
 from tad.evaluation.study.plan import DONE, UNGRADED
-from tad.evaluation.study.tables import as_markdown
+from tad.evaluation.tables import as_markdown
 
 ONLY = ["base", "tad"]
+
+
+def load_bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "study_gpu.py"
+    spec = importlib.util.spec_from_file_location("bench_study_gpu", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+archive = load_bench()
+pack, unpack = archive.pack, archive.unpack
+
+
+@pytest.fixture
+def bench() -> ModuleType:
+    return archive
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +47,7 @@ def half(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
     """The base is done; the first student is trained and has begun to answer."""
     study = Study(study_recipe(world), tmp_path_factory.mktemp("half"), Listener(stop_after=4))
     assert not study.run(only=ONLY)
-    assert [one.state for one in study.entries(["tad"])] == ["trained", "missing"]
+    assert [one.state for one in study.states(["tad"])] == ["trained", "missing"]
     return study
 
 
@@ -51,7 +69,7 @@ def test_a_packed_study_goes_on_elsewhere(world: Path, half: Study, tmp_path: Pa
         cells = [study.cell("tad", seed) for study in (here, there)]
         for setting in here.hashes.settings(cells[0]):
             mine, theirs = (
-                read_numbers(study.answers_folder(cell) / setting.name)
+                read_outcomes(study.answers_folder(cell) / setting.name)
                 for study, cell in zip((here, there), cells, strict=True)
             )
             assert np.array_equal(mine.correct, theirs.correct)
@@ -63,28 +81,19 @@ def test_rows_that_stay_columns_are_enough_to_go_on_and_to_pack_again(
 ) -> None:
     pack(half, tmp_path / "dest")
     for _ in range(2):  # the second time changes nothing
-        unpack(tmp_path / "dest", tmp_path / "there", rows=False)
+        unpack(tmp_path / "dest", tmp_path / "there", half.recipe)
     there = Study(study_recipe(world), tmp_path / "there", watch := Listener())
     base = there.answers_folder(there.cell("base", None)) / "one-by-one,block=8"
     assert not (base / "rows.jsonl").exists()
-    assert there.run(only=ONLY)
+    assert there.run(only=ONLY, grade=False, tables=False)
     assert "tad-seed0" not in [title.partition(":")[0] for title in watch.stages]
     pack(there, tmp_path / "again")
     unpack(tmp_path / "again", tmp_path / "last")
     last = Study(study_recipe(world), tmp_path / "last")
-    assert [one.state for one in last.entries(ONLY)] == [DONE] * 3
-    for name, seed in (("base", None), ("tad", 0), ("tad", 1)):
-        cells = [study.cell(name, seed) for study in (there, last)]
-        for setting in there.hashes.settings(cells[0]):
-            one, two = (
-                read_numbers(study.answers_folder(cell) / setting.name)
-                for study, cell in zip((there, last), cells, strict=True)
-            )
-            for field in ("task", "question", "correct", "tokens", "forwards"):
-                assert np.array_equal(getattr(one, field), getattr(two, field))
+    assert [one.state for one in last.states(ONLY)] == [DONE] * 3
+    unpack(tmp_path / "again", there.out)
+    assert as_markdown(there.tables()[0]) == as_markdown(last.tables()[0])
     assert len(Results.open(last.answers_folder(last.cell("base", None)) / "one-by-one,block=8").rows()) == 12
-    before = as_markdown(there.tables()[0])
-    assert before == as_markdown(last.tables()[0])
 
 
 def test_adapters_travel_only_where_they_are_needed(world: Path, half: Study, tmp_path: Path) -> None:
@@ -92,8 +101,7 @@ def test_adapters_travel_only_where_they_are_needed(world: Path, half: Study, tm
     study = Study(study_recipe(world), tmp_path / "whole")
     study.run(only=ONLY)
     for keep, count in (([], 0), (["tad"], 2)):
-        kept = Study(study_recipe(world, keep=keep), tmp_path / "whole")
-        pack(kept, tmp_path / "dest")
+        pack(study, tmp_path / "dest", keep=keep)
         unpack(tmp_path / "dest", tmp_path / f"out{count}")
         found = list((tmp_path / f"out{count}" / "students").glob("*/adapter"))
         assert len(found) == count
@@ -133,16 +141,16 @@ def test_texts_without_a_verdict_always_travel(
         study = Study(study_recipe(world), tmp_path / f"{gradable}")
         with monkeypatch.context() as patch:
             if not gradable:
-                patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+                patch.setattr("tad.evaluation.questions.Questions.gradable", lambda _: set())
             study.run(only=["base"])
         pack(study, tmp_path / f"dest{gradable}", texts=False)
         unpack(tmp_path / f"dest{gradable}", tmp_path / f"to{gradable}")
         there = Study(study_recipe(world), tmp_path / f"to{gradable}")
-        assert there.entries(["base"])[0].state == (DONE if gradable else UNGRADED)
+        assert there.states(["base"])[0].state == (DONE if gradable else UNGRADED)
         run = there.answers_folder(there.cell("base", None)) / "one-by-one,block=8"
         assert {bool(row.text) for row in Results.open(run).rows()} == {not gradable}
     assert there.run(only=["base"])
-    assert there.entries(["base"])[0].state == DONE
+    assert there.states(["base"])[0].state == DONE
 
 
 def test_verdicts_that_are_there_are_not_lost_to_an_older_archive(
@@ -150,13 +158,13 @@ def test_verdicts_that_are_there_are_not_lost_to_an_older_archive(
 ) -> None:
     study = Study(study_recipe(world), tmp_path / "study")
     with monkeypatch.context() as patch:
-        patch.setattr("tad.evaluation.study.study.find_gradable", lambda _: set())
+        patch.setattr("tad.evaluation.questions.Questions.gradable", lambda _: set())
         study.run(only=["base"])
     pack(study, tmp_path / "dest")
     later = Study(study_recipe(world), tmp_path / "study")
     later.run(only=["base"])
     unpack(tmp_path / "dest", tmp_path / "study")
-    assert Study(study_recipe(world), tmp_path / "study").entries(["base"])[0].state == DONE
+    assert Study(study_recipe(world), tmp_path / "study").states(["base"])[0].state == DONE
 
 
 def test_verdicts_that_stay_columns_are_not_lost_to_an_older_archive(half: Study, tmp_path: Path) -> None:
@@ -169,26 +177,16 @@ def test_verdicts_that_stay_columns_are_not_lost_to_an_older_archive(half: Study
     rows = [replace(row, correct=None) for row in results.rows()]
     results.settle([row.key for row in rows], rows)
     pack(older, tmp_path / "old")
-    unpack(tmp_path / "new", tmp_path / "out", rows=False)
-    unpack(tmp_path / "old", tmp_path / "out", rows=False)
-    found = read_numbers(tmp_path / "out" / folder.relative_to(half.out))
+    unpack(tmp_path / "new", tmp_path / "out", half.recipe)
+    unpack(tmp_path / "old", tmp_path / "out", half.recipe)
+    unpack(tmp_path / "new", tmp_path / "out")
+    found = read_outcomes(tmp_path / "out" / folder.relative_to(half.out))
     assert not np.isnan(found.correct).any()
 
 
 def test_nothing_to_unpack_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TadError, match=r"no study\.tar\.gz"):
         unpack(tmp_path, tmp_path / "out")
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "study_gpu.py"
-    spec = importlib.util.spec_from_file_location("bench_study_gpu", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_bench_runs_packs_resumes_and_grades(
@@ -237,7 +235,7 @@ def test_every_store_and_every_training_of_the_bundled_studies_works(
     for name, method in study.methods.items():
         if method.store is not None:
             cell = study.cell(name, 0)
-            study._train(cell, study._collect(method.store))
+            study.train(cell, study.collect(method.store))
             trained.add(study.student_folder(cell))
     assert len(list((tmp_path / "study" / "stores").iterdir())) == len(recipe.stores)
     assert all((folder / "adapter").is_dir() for folder in trained)

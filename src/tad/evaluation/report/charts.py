@@ -1,0 +1,530 @@
+"""The charts: colours and markers, what is drawn on axes, and how that becomes SVG for the page and PNG beside it.
+
+A chart is drawn on given axes, so that the page gets charts that wrap and a PNG gets a row of them. Sizes are those of a
+chart about 350 CSS pixels wide, which a phone shows whole and a laptop shows three abreast. On the page, colours are CSS
+variables, so that it can be light or dark.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from tad.evaluation.analysis import CurvePoint, Estimate, ResultRow, ResultTable
+from tad.evaluation.report.gather import StoreData, TrainingData, shorten
+from tad.trajectories.summary import draw_decay
+
+# Six hues that stay apart for readers with any of the common colour deficiencies; a seventh method repeats the first hue
+# with a dashed line and hollow markers, so colour is never the only difference. One token at a time is ink.
+LIGHT = {
+    "paper": "#fbfaf8",
+    "raised": "#ffffff",
+    "ink": "#1d1c22",
+    "quiet": "#5d5b66",
+    "line": "#dedbe3",
+    "slot-1": "#3c48b9",
+    "slot-2": "#bf8b00",
+    "slot-3": "#14826d",
+    "slot-4": "#65125c",
+    "slot-5": "#7293cd",
+    "slot-6": "#873600",
+}
+DARK = {
+    "paper": "#16161a",
+    "raised": "#1e1e24",
+    "ink": "#ececf1",
+    "quiet": "#a6a4b2",
+    "line": "#3b3a46",
+    "slot-1": "#9187fb",
+    "slot-2": "#fcc43a",
+    "slot-3": "#459469",
+    "slot-4": "#d67bb3",
+    "slot-5": "#66cafc",
+    "slot-6": "#e85112",
+}
+_HUES, _MARKERS = 6, "os^vPX"
+WIDTH, HEIGHT = 4.5, 3.2  # inches, at 72 to the inch
+_WRAP = 26  # letters in front of a bar
+_RC: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.edgecolor": LIGHT["quiet"],
+    "axes.labelcolor": LIGHT["quiet"],
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": LIGHT["line"],
+    "grid.linewidth": 0.6,
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "text.color": LIGHT["ink"],
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # names may hold dollar signs
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn everywhere."""
+
+    colour: str  # a name in LIGHT and DARK
+    marker: str  # matplotlib's letter
+    dashed: bool = False
+    hollow: bool = False
+
+    def line(self) -> dict[str, Any]:
+        return {"color": LIGHT[self.colour], "linestyle": (0, (4, 2)) if self.dashed else "-"}
+
+    def points(self, hollow: bool = False) -> dict[str, Any]:
+        face = LIGHT["raised"] if self.hollow or hollow else LIGHT[self.colour]
+        edge = {"markeredgecolor": LIGHT[self.colour], "markeredgewidth": 1.1}
+        return {"marker": self.marker, "markersize": 4.6, "markerfacecolor": face, **edge}
+
+
+FIRST_STYLE = Style("ink", "D")
+
+
+def get_style(slot: int) -> Style:
+    """Of the method that came `slot`-th, from 0. Eighteen differ; after that they repeat."""
+    cycle = slot // _HUES
+    marker = _MARKERS[(slot + cycle) % len(_MARKERS)]
+    return Style(f"slot-{slot % _HUES + 1}", marker, dashed=cycle % 3 > 0, hollow=cycle % 3 == 1)
+
+
+def assign_styles(tables: Sequence[ResultTable]) -> dict[str, Style]:
+    """Title -> style, the same in every chart of the page."""
+    styles: dict[str, Style] = {}
+    for table in tables:
+        for row in (row for row in table.rows if row.scopes and row.title not in styles):
+            taken = sum(style != FIRST_STYLE for style in styles.values())
+            styles[row.title] = FIRST_STYLE if row.method == table.base else get_style(taken)
+    return styles
+
+
+def css_name(label: str) -> str:
+    """A name for the parts of a chart that belong to a label."""
+    return "slot-" + "".join(c if c.isalnum() else "-" for c in label.lower())
+
+
+def css_variables(theme: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in theme.items())
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart to be: how it is drawn, and what it shows in words."""
+
+    name: str  # letters, digits and dashes, unique on the page
+    title: str
+    alt: str
+    draw: Callable[[Axes], None]
+    n: float = math.inf  # examples behind it; of training, no limit
+    height: float = HEIGHT
+
+
+# Results
+
+
+def chart_curves(table: ResultTable, scope: str, styles: Mapping[str, Style], name: str) -> Chart:
+    """Accuracy against tokens per forward of every method in one scope."""
+    rows = [row for row in table.rows if scope in row.scopes]
+    n = rows[0].scopes[scope].n
+    title = f"{shorten(scope)} (n = {n:,})"
+
+    def draw(axes: Axes) -> None:
+        for row in rows:
+            points, style, gid = row.scopes[scope].points, styles[row.title], css_name(row.title)
+            if row.method == table.base:
+                _draw_points(axes, points[:1], style, gid, 6)
+                level = points[0].accuracy.value
+                axes.axhline(level, color=LIGHT["quiet"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+            else:
+                _draw_curve(axes, points, style, gid)
+        axes.set_xlabel("tokens per forward (TPF)")
+        axes.set_ylabel("accuracy, %")
+        axes.set_xlim(left=0)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0, low), min(high, 100 + 0.03 * (high - low)))  # a marker at 100 % is whole
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+
+    fastest = [(row, max(row.scopes[scope].points, key=lambda point: point.tpf.value)) for row in rows]
+    spoken = "; ".join(
+        f"{row.title} up to TPF {p.tpf.value:.1f} at {p.accuracy.value:.0f} %" for row, p in fastest
+    )
+    return Chart(name, title, f"Accuracy against tokens per forward, {title}: {spoken}", draw, n)
+
+
+def _draw_curve(axes: Axes, points: Sequence[CurvePoint], style: Style, gid: str) -> None:
+    """A thin line through all points, a strong one through those that count, and markers with error bars."""
+    kept = [point for point in points if not point.dropped]
+    for part, look in ((points, {"linewidth": 1.0, "alpha": 0.45, "zorder": 2}), (kept, {"zorder": 3})):
+        if len(part) > 1:
+            values = [point.tpf.value for point in part], [point.accuracy.value for point in part]
+            axes.plot(*values, **style.line(), **look)[0].set_gid(gid)
+    _draw_points(axes, kept, style, gid, 4)
+    _draw_points(axes, [point for point in points if point.dropped], style, gid, 4, hollow=True)
+
+
+def _draw_points(
+    axes: Axes, points: Sequence[CurvePoint], style: Style, gid: str, zorder: int, hollow: bool = False
+) -> None:
+    if not points:
+        return
+    errors = np.array([_error_bar(point.accuracy) for point in points]).T
+    bars = axes.errorbar(
+        [point.tpf.value for point in points],
+        [point.accuracy.value for point in points],
+        xerr=np.array([_error_bar(point.tpf) for point in points]).T,
+        yerr=errors,
+        linestyle="none",
+        ecolor=LIGHT[style.colour],
+        elinewidth=0.9,
+        zorder=zorder,
+        **style.points(hollow),
+    )
+    for artist in (bars[0], *bars[2]):
+        artist.set_gid(gid)
+
+
+def _error_bar(one: Estimate) -> tuple[float, float]:
+    """Below and above: the spread over training seeds where there are several, else the standard error over problems; where
+    that misleads, half of the 95 % interval's arms, which is about one standard error."""
+    if one.sd is None and one.few and one.interval is not None:
+        return max(0.0, one.value - one.interval[0]) / 1.96, max(0.0, one.interval[1] - one.value) / 1.96
+    error = one.se if one.sd is None else one.sd
+    error = 0.0 if error is None or math.isnan(error) else error
+    return error, error
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar with its whisker, and what stands behind it."""
+
+    label: str
+    value: float
+    interval: tuple[float, float]
+    text: str
+    style: Style
+
+    @property
+    def wrapped(self) -> str:
+        return textwrap.fill(self.label, _WRAP)
+
+    @property
+    def end(self) -> float:
+        return max(self.value, self.interval[1])
+
+
+def chart_speeds(table: ResultTable, styles: Mapping[str, Style], name: str) -> Chart | None:
+    """Tokens per forward of each method at the target accuracy."""
+    if table.scope not in table.targets or table.targets[table.scope] <= 0:
+        return None
+    bars = []
+    for row in (row for row in table.rows if row.scopes):
+        found = row.scopes[table.scope]
+        assert found.tpf_at_target is not None
+        tpf = found.tpf_at_target.tpf
+        interval = (0.0, 0.0) if tpf is None else found.tpf_at_target_interval
+        text = str(found.tpf_at_target).replace(">=", "≥")
+        bars.append(Bar(row.title, tpf or 0.0, interval, text, styles[row.title]))
+    title = f"TPF at {table.targets[table.scope]:.1f} % (base − {table.tolerance:g})"
+    return _chart_bars(table, bars, title, "tokens per forward (TPF)", name)
+
+
+def chart_areas(table: ResultTable, styles: Mapping[str, Style], name: str) -> Chart | None:
+    """AUP of each method."""
+    bars = []
+    for row in (row for row in table.rows if row.scopes and row.method != table.base):
+        area = row.scopes[table.scope].aup
+        if area is not None and area.interval is not None:
+            bars.append(
+                Bar(row.title, area.value, area.interval, f"{area.value:.0f}{_short(row)}", styles[row.title])
+            )
+    return _chart_bars(
+        table, bars, f"AUP, {shorten(table.scope)}", "AUP (area under accuracy, %, over TPF)", name
+    )
+
+
+def _short(row: ResultRow) -> str:
+    done = len(row.seeds)
+    return f", {done} of {row.planned_seeds} seeds" if done < row.planned_seeds else ""
+
+
+def _chart_bars(table: ResultTable, bars: list[Bar], title: str, label: str, name: str) -> Chart | None:
+    """Longest first."""
+    if not bars:
+        return None
+    bars.sort(key=lambda bar: bar.value)
+
+    def draw(axes: Axes) -> None:
+        for place, one in enumerate(bars):
+            (bar,) = axes.barh(place, one.value, height=0.62, color=LIGHT[one.style.colour], alpha=0.85)
+            bar.set_gid(css_name(one.label))
+            low, high = one.interval
+            if high > low:
+                axes.plot(
+                    [low, high], [place, place], color=LIGHT["ink"], linewidth=1.1, solid_capstyle="butt"
+                )
+                for end in (low, high):
+                    axes.plot([end, end], [place - 0.12, place + 0.12], color=LIGHT["ink"], linewidth=1.1)
+            offset: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9.5}
+            axes.annotate(one.text, (one.end, place), (4, 0), **offset)
+        axes.set_yticks(range(len(bars)), [bar.wrapped for bar in bars])
+        axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
+        axes.grid(False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(0, 1.42 * max(bar.end for bar in bars) or 1.0)
+        axes.set_ylim(-0.6, len(bars) - 0.4)
+        axes.set_xlabel(label)
+
+    spoken = "; ".join(f"{bar.label} {bar.text}" for bar in reversed(bars))
+    lines = max(bar.wrapped.count("\n") for bar in bars)
+    height = 1.0 + (0.34 + 0.14 * lines) * len(bars)
+    return Chart(name, title, f"{title}: {spoken}", draw, sum(table.tasks.values()), height)
+
+
+# How a student came about
+
+
+def chart_decay(store: StoreData, name: str) -> Chart | None:
+    """The student's confidence by distance, with both windows; None where no window was measured."""
+    report = store.window
+    if report is None:
+        return None
+    colours = {
+        "answer": "slot-1",
+        "filler": "quiet",
+        "quality": "slot-3",
+        "speed": "slot-2",
+        "level": "quiet",
+        "text": "ink",
+    }
+
+    def draw(axes: Axes) -> None:
+        draw_decay(axes, report, {key: LIGHT[colour] for key, colour in colours.items()})
+
+    windows = ", ".join(f"{key} window {window.window}" for key, window in report.windows.items())
+    n = report.decay.trajectories
+    alt = f"Confidence decay of {store.name}, {n} trajectories: {windows}"
+    return Chart(name, f"{store.name} (n = {n})", alt, draw, n)
+
+
+def chart_teacher(store: StoreData, name: str) -> Chart | None:
+    """The teacher's mean confidence by step; None where no teacher ran."""
+    found = store.summary
+    if not found.per_step:
+        return None
+
+    def draw(axes: Axes) -> None:
+        step = np.arange(1, len(found.per_step) + 1)
+        mean, error = np.array(found.per_step), np.nan_to_num(np.array(found.per_step_se))
+        fill: dict[str, Any] = {"color": LIGHT["slot-4"], "alpha": 0.22, "linewidth": 0}
+        axes.fill_between(step, mean - error, np.minimum(1, mean + error), **fill)
+        axes.plot(step, mean, color=LIGHT["slot-4"], linewidth=1.3)
+        counts = found.per_step_count
+        half = next((s for s, count in enumerate(counts, 1) if count < counts[0] / 2), None)
+        if half is not None:
+            axes.axvline(half, color=LIGHT["quiet"], linewidth=0.8, linestyle=(0, (1, 2)))
+            at: dict[str, Any] = {
+                "textcoords": "offset points",
+                "xycoords": ("data", "axes fraction"),
+                "fontsize": 8.5,
+            }
+            axes.annotate("half have ended", (half, 0), (3, 4), color=LIGHT["quiet"], **at)
+        axes.set_xlabel("step of the rollout")
+        axes.set_ylabel("teacher's mean confidence")
+        axes.set_xlim(1, None)
+        axes.set_ylim(None, 1.005)
+
+    alt = f"Teacher's confidence by step, {store.name}, {found.kept} trajectories, mean {found.mean_confidence:.3f}"
+    return Chart(name, f"{store.name} (n = {found.kept})", alt, draw, found.kept)
+
+
+def chart_loss(runs: Sequence[TrainingData], label: str, name: str) -> Chart | None:
+    """Training runs that differ in their seed alone: loss, its terms, and held-out loss; None without any step."""
+    lines = [line for run in runs for line in run.log]
+    if not any("loss" in line for line in lines):
+        return None
+    terms = list(dict.fromkeys(key for line in lines for key in line if key.startswith("loss_")))
+    colours = {"loss": "ink", **{term: f"slot-{1 + i % _HUES}" for i, term in enumerate(terms)}}
+
+    def draw(axes: Axes) -> None:
+        seen: set[str] = set()
+
+        def named(key: str, text: str) -> str | None:
+            return None if key in seen or seen.add(key) else text  # type: ignore[func-returns-value]
+
+        smallest = math.inf
+        for run in runs:
+            for key, colour in colours.items():
+                step, value = _series(run, key)
+                if not len(step):
+                    continue
+                smooth = _smoothed(value)
+                smallest = min(smallest, float(smooth.min()))
+                if len(runs) == 1:
+                    axes.plot(step, value, color=LIGHT[colour], linewidth=0.6, alpha=0.3)
+                text = "total" if key == "loss" else key.removeprefix("loss_")
+                axes.plot(step, smooth, color=LIGHT[colour], linewidth=1.4, label=named(key, text))
+            step, value = _series(run, "held_out_loss")
+            if len(step):
+                face: dict[str, Any] = {
+                    "markerfacecolor": LIGHT["raised"],
+                    "markersize": 4,
+                    "label": named("held_out", "held out"),
+                }
+                axes.plot(step, value, "D", color=LIGHT["ink"], **face)
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0 if smallest >= 0 else None)
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 4}
+        axes.legend(**below, handlelength=1.4, columnspacing=1.2)
+
+    title = label + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+    last = next((line["loss"] for line in reversed(runs[0].log) if "loss" in line), math.nan)
+    return Chart(name, title, f"Loss of {title} by optimizer step, {last:.3f} at the end", draw)
+
+
+def _series(run: TrainingData, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one number of the log, thinned to a thousand."""
+    found = [(line["step"], line[key]) for line in run.log if line.get(key) is not None]
+    thin = found[:: max(1, len(found) // 1000)]
+    return np.array([step for step, _ in thin]), np.array([value for _, value in thin], dtype=float)
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """A running mean over a twentieth of the run, centred, shorter at the ends."""
+    half = len(values) // 40
+    if half < 1:
+        return values
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low, high = np.maximum(0, index - half), np.minimum(len(values), index + half + 1)
+    smooth: np.ndarray = (total[high] - total[low]) / (high - low)
+    return smooth
+
+
+# Files
+
+
+def as_png(charts: Sequence[Chart], path: Path, foot: str, styles: Mapping[str, Style] | None = None) -> Path:
+    """Charts in rows of up to three, with a legend above and a line of facts below."""
+    columns = min(len(charts), 4 if len(charts) == 4 else 3)
+    rows = -(-len(charts) // columns)
+    height = max(chart.height for chart in charts)
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(columns * WIDTH, rows * height + 0.3), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.patch.set_facecolor(LIGHT["raised"])
+        head = _add_legend(figure, styles) if styles else 0.0
+        figure.set_size_inches(columns * WIDTH, rows * height + head + 0.3)
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for chart, axes in zip(charts, grid, strict=False):
+            chart.draw(axes)
+            axes.set_title(chart.title)
+        for axes in grid[len(charts) :]:
+            axes.set_visible(False)
+        text = textwrap.fill(foot, int(20 * figure.get_figwidth()))
+        figure.supxlabel(text, fontsize=8.5, color=LIGHT["quiet"])
+        figure.savefig(path, format="png", dpi=144, metadata={"Software": None})
+    return path
+
+
+def _add_legend(figure: Figure, styles: Mapping[str, Style]) -> float:
+    """A legend in as few rows as fit into the figure's width; returns its height in inches."""
+    longest = int(11 * figure.get_figwidth())  # letters
+    handles = [
+        Line2D([], [], label=textwrap.fill(label, longest), **style.line(), **style.points())
+        for label, style in styles.items()
+    ]
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= 0.98 * figure.bbox.width:
+            break
+        legend.remove()
+    return float(box.height) / figure.dpi + 0.05
+
+
+def as_svg(chart: Chart) -> str:
+    """The chart as an `<svg>` element for the page, which has its own heading for the title."""
+    with matplotlib.rc_context({**_RC, "svg.hashsalt": chart.name}):
+        figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
+        FigureCanvasSVG(figure)
+        figure.patch.set_alpha(0)
+        chart.draw(figure.subplots())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _fit_for_page(file.getvalue(), chart.name, chart.alt)
+
+
+_VARIABLES = {value: f"var(--{name})" for name, value in LIGHT.items()}
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
+_FONT = re.compile(r"font:\s*((?:\d00 |bold )?[\d.]+px)[^;]*")
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+
+
+def _fit_for_page(text: str, name: str, alt: str) -> str:
+    """matplotlib's SVG inside an HTML page: colours become CSS variables, ids are made unique, fonts are the page's; metadata,
+    namespaces and fixed sizes go. Artists whose gid starts with `slot-` have it as their class, for scripts and styles."""
+    root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))
+    for parent in list(root.iter()):
+        for child in [child for child in parent if _plain(child.tag) == "metadata"]:
+            parent.remove(child)
+    for element in root.iter():
+        element.tag = _plain(element.tag)
+        for key in list(element.attrib):
+            _put(element, _plain(key), element.attrib.pop(key), name)
+    for key in ("width", "height", "version", "id"):
+        root.attrib.pop(key, None)
+    root.set("role", "img")
+    root.set("aria-label", alt)
+    return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
+
+
+def _put(element: ElementTree.Element, key: str, value: str, name: str) -> None:
+    if key == "id" and value.startswith("slot-"):
+        element.set("class", value)
+    elif key == "id":
+        element.set("id", f"{name}-{value}")
+    elif key == "href" and value.startswith("#"):
+        element.set("href", f"#{name}-{value[1:]}")
+    elif key == "style":
+        styled = _COLOUR.sub(lambda found: _VARIABLES.get(found[0], found[0]), value)
+        element.set("style", _FONT.sub(r"font: \1 var(--sans)", styled))
+    else:
+        element.set(key, _REFERENCE.sub(rf"url(#{name}-\1)", value))
+
+
+def _plain(tag: str) -> str:
+    return tag.rpartition("}")[2]

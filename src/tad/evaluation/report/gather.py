@@ -1,0 +1,396 @@
+"""What directories hold: trajectory stores, training runs, evaluation runs and studies, found and read for the page.
+
+A *part* is a section of results: a study with its tables, or the evaluation runs of one base on the same problems. Anything
+that cannot be read becomes a note, so that one broken directory does not cost the report. Nothing is drawn here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tad.errors import TadError
+from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
+from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, path_name, tabulate, unseeded
+from tad.evaluation.results import META as RUN_META
+from tad.evaluation.results import Results, RunMeta
+from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study
+from tad.files import read_lines
+from tad.training.distill import ADAPTER, LOG, MODEL
+from tad.training.record import RECORD
+from tad.trajectories.measure import WINDOW, read_report
+from tad.trajectories.store import META as STORE_META
+from tad.trajectories.store import StoreMeta, TrajectoryStore
+from tad.trajectories.summary import StoreSummary, summarise
+from tad.trajectories.window import WindowReport
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and when a directory was made, as far as it says."""
+
+    device: str | None = None
+    commit: str | None = None
+    time: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class StoreData:
+    """A trajectory store, and the window measured on it."""
+
+    folder: Path
+    meta: StoreMeta
+    summary: StoreSummary
+    window: WindowReport | None
+    name: str  # the directory's, with as many parents as tell stores apart
+    place: str = ""  # what a study calls it, in place of the directory
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """A training run. `recipe` is empty where it has left no record."""
+
+    folder: Path
+    recipe: dict[str, Any]
+    log: list[dict[str, Any]]
+    origin: Origin
+    facts: dict[str, Any]  # of the last call: steps, minutes, fingerprints, ...
+    title: str | None = None  # what a study calls it
+    place: str = ""  # likewise, with the study's name
+    trial: bool = False  # of a study's tuning, and nothing else
+
+    @property
+    def name(self) -> str:
+        """As its student is called in tables."""
+        return self.title or unseeded(self.folder.name)[0]
+
+    @property
+    def seed(self) -> int | None:
+        return self.recipe.get("seed")
+
+    @property
+    def objective(self) -> str:
+        """The objective's name; pretraining has none of its own."""
+        section = self.recipe.get("objective")
+        return str(section["name"]) if section else ("masked diffusion" if self.recipe else "unknown")
+
+    @property
+    def series(self) -> str:
+        """What training runs share that differ in their seed alone; in a study, the method."""
+        own = {key: value for key, value in self.recipe.items() if key not in ("seed", "name", "device")}
+        return self.title or (json.dumps(own, sort_keys=True) if own else str(self.folder))
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """What a run says of itself."""
+
+    folder: Path
+    meta: RunMeta
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that was tried on problems which are not the test's; trials go by their methods' titles."""
+
+    trials: list[tuple[str, TrialResult]]
+    seed: int
+    tasks: str
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of results. The first table is the one that is not folded."""
+
+    name: str
+    about: str
+    tables: list[ResultTable]
+    runs: list[RunSource]
+    tuning: Tuning | None = None
+    group: RunGroup | None = None  # of evaluation runs: where each point is from
+
+    @property
+    def main(self) -> ResultTable:
+        return self.tables[0]
+
+
+@dataclass
+class Gathered:
+    """Everything found, in the order it was given; `notes` say what was left out and why."""
+
+    folders: list[Path]
+    stores: list[StoreData] = field(default_factory=list)
+    trainings: list[TrainingData] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def gather(
+    folders: Sequence[str | Path],
+    tolerance: float = TOLERANCE,
+    y_max: float | Mapping[str, float] | None = None,
+    resamples: int = RESAMPLES,
+    say: Say = lambda _: None,
+) -> Gathered:
+    """Read whatever stands in or under the directories, studies first."""
+    found = Gathered([Path(folder) for folder in folders])
+    absent = next((folder for folder in found.folders if not folder.is_dir()), None)
+    if absent is not None:
+        raise TadError(f"{absent}: no such directory; give directories that tad's commands have left")
+    places: dict[Path, Path] = {}
+    for given in found.folders:
+        inside = {folder.resolve(): folder for folder in walk(given)}
+        if not inside:
+            found.notes.append(f"{given}: holds nothing that tad's commands have left")
+        places |= {path: folder for path, folder in inside.items() if path not in places}
+    studies = [folder for folder in places.values() if (folder / STUDY).is_file()]
+    plain = [folder for folder in places.values() if folder not in studies]
+    if not places:
+        raise TadError(
+            f"{found.folders[0]}: holds nothing that tad's commands have left; is it the right directory?"
+        )
+    for folder in studies:
+        say(f"{folder.name}: tables of the study")
+        try:
+            _take_study(folder, found, several=len(studies) > 1)
+        except TadError as error:
+            found.notes.append(f"{folder}: is shown run by run, since its study cannot be made out: {error}")
+            plain += walk(folder, studies=False)
+    _take_plain(plain, found, tolerance, y_max, resamples, say)
+    return found
+
+
+def walk(folder: Path, studies: bool = True) -> Iterator[Path]:
+    """Directories of stores, training runs and evaluation runs under a folder, itself included, in order.
+
+    With `studies`, the directory of a study stands for all in it.
+    """
+    for path, inner, files in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        if STORE_META in files or RUN_META in files or (studies and STUDY in files):
+            inner.clear()
+            yield Path(path)
+        elif LOG in files:
+            inner[:] = [
+                name for name in inner if name not in (ADAPTER, MODEL) and not name.startswith("checkpoint")
+            ]
+            yield Path(path)
+
+
+def _take_plain(
+    folders: Sequence[Path],
+    found: Gathered,
+    tolerance: float,
+    y_max: float | Mapping[str, float] | None,
+    resamples: int,
+    say: Say,
+) -> None:
+    runs: list[LoadedRun] = []
+    stores: list[StoreData] = []
+    for folder in folders:
+        try:
+            if (folder / STORE_META).is_file():
+                stores.append(read_store(folder, found.notes))
+            elif (folder / RUN_META).is_file():
+                run = load_run(folder, found.notes)
+                runs += [] if run is None else [run]
+            else:
+                found.trainings.append(read_training(folder, found.notes))
+        except TadError as error:
+            found.notes.append(str(error))
+    names = tell_apart([store.folder for store in stores])
+    found.stores += [replace(store, name=name) for store, name in zip(stores, names, strict=True)]
+    groups = group_runs(runs, found.notes, [training.folder for training in found.trainings])
+    for group in groups:
+        say(f"{group.base}: {len(group.runs)} runs")
+        try:
+            table = tabulate(group, tolerance, y_max, resamples)
+        except TadError as error:
+            found.notes.append(f"{group.base}: {error}")
+            continue
+        twins = [one for one in groups if one.base == group.base]
+        found.parts.append(_as_part(group, table, several=len(twins) > 1))
+
+
+def _as_part(group: RunGroup, table: ResultTable, several: bool) -> Part:
+    metas = [run.meta for run in group.runs]
+    splits = [str(entry["split"]) for meta in metas for entry in meta.tasks if entry["name"] in group.tasks]
+    facts = {
+        "family": [group.family],
+        "split": splits,
+        "": [meta.dtype for meta in metas],
+        "gen_length": [str(meta.gen_length) for meta in metas],
+    }
+    about = ", ".join(f"{name} {'/'.join(dict.fromkeys(values))}".strip() for name, values in facts.items())
+    split = "/".join(dict.fromkeys(splits))
+    n = sum(table.tasks.values())
+    name = (
+        f"{group.base}, {', '.join(map(shorten, table.tasks))} ({split}, n = {n:,})"
+        if several
+        else group.base
+    )
+    sources = [RunSource(run.folder, run.meta, _origin_of(run.folder)) for run in group.runs]
+    return Part(name, about, [table], sources, group=group)
+
+
+# Studies
+
+
+def _take_study(folder: Path, found: Gathered, several: bool) -> None:
+    """A study, its stores and its training runs. With `several` studies, names say whose they are."""
+    recipe, _ = read_study(folder)
+    if not recipe.tables:
+        raise TadError(f"{folder / STUDY}: its recipe names no tables")
+    plan = StudyPlan(recipe, folder)
+    whose = f", {recipe.name}" if several else ""
+    facts = plan.hashes.questions(recipe.evaluate.tasks).facts
+    splits = "/".join(dict.fromkeys(str(entry["split"]) for entry in facts))
+    sources = []
+    for path in sorted((folder / "answers").glob(f"*/*/{RUN_META}")):
+        sources.append(RunSource(path.parent, Results.open(path.parent).meta, _origin_of(path.parent)))
+    tuning = None
+    if recipe.tuning is not None:
+        trials = [
+            (plan.methods[name].title, one) for name in recipe.tuning.methods for one in plan.trials(name)
+        ]
+        tasks = ", ".join(f"{shorten(task.name)} ({task.split})" for task in recipe.tuning.tasks)
+        tuning = Tuning(trials, recipe.tuning.seed, tasks, recipe.tolerance)
+    about = f"base {path_name(recipe.model)}, family {plan.base.family}, split {splits}"
+    part = Part(recipe.name, about, plan.tables(), sources, tuning)
+    states = [one.state for one in plan.states()]
+    left = sum(state != DONE for state in states)
+    if left:
+        found.notes.append(
+            f"{recipe.name}: {left} of {len(states)} cells are not done; run the same 'tad study' again to go on"
+        )
+    stores, trainings = _study_stores(plan, whose, found.notes), _study_trainings(plan, whose, found.notes)
+    found.parts.append(part)
+    found.stores += stores
+    found.trainings += trainings
+
+
+def _study_stores(plan: StudyPlan, whose: str, notes: list[str]) -> list[StoreData]:
+    found = []
+    for name in plan.recipe.stores:
+        folder, trouble = plan.store_folder(name), list[str]()
+        if (folder / STORE_META).is_file():
+            place = f"{plan.recipe.name}: {name}"
+            found.append(replace(read_store(folder, trouble), name=f"{name}{whose}", place=place))
+        if trouble:
+            notes.append(
+                f"{plan.recipe.name}: store '{name}' is not complete; run the same 'tad study' again"
+            )
+    return found
+
+
+def _study_trainings(plan: StudyPlan, whose: str, notes: list[str]) -> list[TrainingData]:
+    """Named by method; what only a trial was trained for says so and comes last."""
+    found: dict[Path, str] = {}
+    tried: dict[Path, str] = {}
+    for _, name, _, get in plan.cells():
+        cell = get()
+        folder = None if cell is None else plan.student_folder(cell)
+        if cell is None or folder is None or not (folder / LOG).is_file():
+            continue
+        title = plan.methods[name].title
+        if cell.trial is None:
+            found.setdefault(folder, title)
+        else:
+            tried.setdefault(folder, f"{title}, trial {cell.trial}")
+    trainings = []
+    for folder, title in {**{path: tried[path] for path in tried if path not in found}, **found}.items():
+        trouble: list[str] = []
+        trainings.append(
+            replace(
+                read_training(folder, trouble),
+                title=f"{title}{whose}",
+                place=f"{plan.recipe.name}: {title}",
+                trial=folder not in found,
+            )
+        )
+        if trouble:
+            notes.append(
+                f"{plan.recipe.name}: the training of {title} has not ended; run the same 'tad study' again"
+            )
+    return sorted(trainings, key=lambda training: (training.trial, training.title or ""))
+
+
+# Directories
+
+
+def read_store(folder: Path, notes: list[str]) -> StoreData:
+    """A store with its summary; the window where it has been measured."""
+    store = TrajectoryStore.open(folder)
+    summary = summarise(store)
+    window, measured = None, (folder / WINDOW).is_file()
+    try:
+        window = read_report(folder) if measured else None
+    except TadError as error:  # the trajectories are whole all the same
+        notes.append(str(error))
+    if summary.shards < summary.shards_planned:
+        notes.append(
+            f"{folder}: {summary.shards} of {summary.shards_planned} shards are there; run the same 'tad collect' again"
+        )
+    elif not measured:
+        notes.append(f"{folder}: no window has been measured; run 'tad window {folder} --model MODEL'")
+    return StoreData(folder, store.meta, summary, window, folder.name)
+
+
+def read_training(folder: Path, notes: list[str]) -> TrainingData:
+    """A run of `tad distill` or `tad pretrain`: its log, and its record where it has one."""
+    log = list(read_lines(folder / LOG)) if (folder / LOG).is_file() else []
+    record = read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    last = dict((record.get("calls") or [{}])[-1])
+    if not record:
+        notes.append(f"{folder}: has a log and no {RECORD}; the run is under way or was killed")
+    elif not last.get("finished", True):
+        done, planned = last.get("steps"), last.get("planned_steps")
+        notes.append(f"{folder}: stopped after step {done} of {planned}; go on with --resume")
+    return TrainingData(folder, record.get("recipe", {}), log, _read_origin(last), last)
+
+
+def _origin_of(folder: Path) -> Origin:
+    record = read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    return _read_origin(dict((record.get("calls") or [{}])[-1]))
+
+
+def _read_origin(call: dict[str, Any]) -> Origin:
+    return Origin(
+        call.get("device"), call.get("commit"), call.get("time"), call.get("versions", {}).get("tad")
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise TadError(f"{path}: is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise TadError(f"{path}: should hold a JSON object")
+    return value
+
+
+def tell_apart(folders: Sequence[Path]) -> list[str]:
+    """The directories' names, each with as many parents as it takes to be the only one of its name."""
+    parts = [folder.resolve().parts for folder in folders]
+    names = []
+    for own in parts:
+        depth = 1
+        while sum(other[-depth:] == own[-depth:] for other in parts) > 1 and depth < len(own):
+            depth += 1
+        names.append("/".join(own[-depth:]))
+    return names
+
+
+def shorten(task: str) -> str:
+    """A task's name; of a file of one's own, the file's."""
+    return Path(task.partition(":")[2]).name if task.startswith("jsonl:") else task

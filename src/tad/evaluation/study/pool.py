@@ -1,0 +1,110 @@
+"""One base model in memory, lent to stage after stage: collecting, measuring the window, training, decoding.
+
+The base is loaded once. Training puts an adapter into it and may round its copy of the weights; what comes back for the
+next stage is the base as it was loaded, which its fingerprint proves, or it is loaded again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tad.errors import TadError
+from tad.models import LM, load, lora
+from tad.models.checkpoint import Checkpoint, locate
+from tad.training.checkpoints import checkpoints
+from tad.training.distill import ADAPTER, MODEL, Outcome, distill
+from tad.training.recipe import DistillRecipe
+from tad.training.weights import detach
+from tad.trajectories.collect import Report
+from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
+from tad.trajectories.recipe import CollectRecipe
+from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.workers import collect_here
+
+
+class ModelPool:
+    """See the module."""
+
+    def __init__(self, model: str, device: str | None = None, dtype: str | None = None) -> None:
+        self.model, self.device, self.dtype = model, device, dtype
+        self._lm = load(model, device=device, dtype=dtype)
+        self._precision = self._lm.dtype
+        self.own_dtype = str(Checkpoint.open(locate(model)).dtype).removeprefix("torch.")
+        self.family = self._lm.family.name
+        self.fingerprint = fingerprint_model(self._lm)
+        self.tokenizer = fingerprint_tokenizer(self._lm)
+
+    def base(self) -> LM:
+        """The model without an adapter."""
+        detach(self._lm)
+        self._lm.model.to(self._precision).eval()
+        if fingerprint_model(self._lm) != self.fingerprint:
+            self._reload()
+        return self._lm
+
+    def student(self, adapter: Path) -> LM:
+        """The model with an adapter from disk."""
+        lm = self.base()
+        folder = lora.locate_adapter(adapter)
+        lm.peft = lora.load_adapter(lm.model, lm.family, folder)
+        lm.model.to(self._precision).eval()
+        lm.adapter = str(adapter)
+        return lm
+
+    def trained(self, result: Path) -> LM:
+        """What a training has left: an adapter on the base, or a model trained whole, which is loaded beside it."""
+        if result.name != MODEL:
+            return self.student(result)
+        return load(result, device=self.device, dtype=self.dtype)
+
+    def train(
+        self, recipe: DistillRecipe, out: Path, on_step: Callable[[int], None] | None = None
+    ) -> Outcome:
+        """Train, or go on where a run was stopped. Checkpoints of a finished run are removed.
+
+        `on_step` is called about twenty times on the way, from where a training would evaluate.
+        """
+        evaluate = None
+        if on_step is not None and recipe.evaluation is None and not recipe.validation:
+            every = max(1, (recipe.learning.steps or 400) // 20)
+            recipe = recipe.model_copy(update={"validate_every": every})
+
+            def evaluate(lm: LM, step: int) -> dict[str, float]:
+                on_step(step)
+                return {}
+
+        outcome = distill(
+            recipe, out, resume=bool(checkpoints(out)), evaluate=evaluate, lm=self.base(), quiet=True
+        )
+        if outcome.finished:
+            for checkpoint in checkpoints(out):
+                shutil.rmtree(checkpoint)
+        if recipe.full or recipe.compile or recipe.gradient_checkpointing:  # what detaching does not undo
+            self._reload()
+        return outcome
+
+    def _reload(self) -> None:
+        self._lm = load(self.model, device=self.device, dtype=self.dtype)
+
+
+def find_result(out: Path) -> Path | None:
+    """The adapter or model of a finished training; None before that."""
+    return next((out / name for name in (ADAPTER, MODEL) if (out / name).is_dir()), None)
+
+
+def fill_store(
+    lm: LM,
+    recipe: CollectRecipe,
+    out: Path,
+    report: Report | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> TrajectoryStore | None:
+    """Collect what is missing; None where it was stopped before the end."""
+    store = collect_here(recipe, out, lm, report, stopping)
+    if store.missing():
+        return None
+    if not any(stats.kept for _, stats in store.shards()):
+        raise TadError(f"{out}: not one trajectory was kept; collect with keep: all, or more examples")
+    return store
