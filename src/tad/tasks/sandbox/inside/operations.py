@@ -89,6 +89,10 @@ def _assign(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
+def _super(derived: type, instance: Any, name: str) -> Any:
+    return getattr(super(derived, instance), name)
+
+
 def _derive(name: str, bases: tuple, space: dict) -> type:
     def method(function: Any) -> Any:
         return lambda *args, **options: function(*args, **options)  # a proxy binds to no instance
@@ -136,4 +140,4 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 # What only the program's side does.
-PROGRAM_OPERATIONS: dict[str, Callable[..., Any]] = {"assign": _assign, "derive": _derive}
+PROGRAM_OPERATIONS: dict[str, Callable[..., Any]] = {"assign": _assign, "derive": _derive, "super": _super}

@@ -72,9 +72,12 @@ class Peer:
         data = [self.encode(argument) for argument in given]
         surroundings = self.around.changes() if self.trusted else {}
         reply = self.exchange("call", self.encode(target), data, list(options), self.encode(surroundings))
-        result, updates, same, printed = reply
+        result, updates, same, printed, warned = reply
         for name, text in zip(surroundings.get("streams", ()), printed, strict=True):
             getattr(sys, name).write(str(text))
+        for kind, text in self.decode(warned):
+            if isinstance(kind, type) and issubclass(kind, Warning):
+                sys.modules["warnings"].warn(str(text), kind, stacklevel=3)
         for number, update in updates:
             refresh(given[number], self.decode(update))
         return given[same] if same is not None else self.decode(result)
@@ -181,8 +184,7 @@ class Peer:
         function = self.decode(target)
         args = [self.decode(argument) for argument in data]
         plain = len(args) - len(names)
-        printed: list[str] = []
-        with Surroundings(self.decode(around), printed):
+        with Surroundings(self.decode(around)) as around_call:
             result = function(*args[:plain], **dict(zip(names, args[plain:], strict=True)))
         updates = []
         for number, (argument, before) in enumerate(zip(args, data, strict=True)):
@@ -193,7 +195,8 @@ class Peer:
             for number, argument in enumerate(args)
             if argument is result and isinstance(data[number], list)
         ]
-        return [self.encode(result), updates, same[0] if same else None, printed]
+        printed, warned = around_call.printed, self.encode(around_call.warned)
+        return [self.encode(result), updates, same[0] if same else None, printed, warned]
 
     def encode(self, value: object) -> Data:
         return encode(value, self.export)

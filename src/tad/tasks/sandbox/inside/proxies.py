@@ -16,6 +16,7 @@ Equality of two objects of the program is the program's own word: that is what s
 
 from __future__ import annotations
 
+import sys
 import types
 
 from tad.tasks.sandbox.inside.operations import BINARY, COMPARISONS, OPERATIONS, UNARY
@@ -134,9 +135,39 @@ class ClassProxy(CallableProxy):
                 space = {
                     key: value for key, value in space.items() if key not in ("__module__", "__classcell__")
                 }
-                return self._tad_.peer.request("derive", name, bases, space)
+                derived = self._tad_.peer.request("derive", name, bases, space)
+                for value in space.values():
+                    if isinstance(value, types.FunctionType):
+                        DERIVED[value.__code__] = derived
+                return derived
 
         return (Deriving("Derived", (), {}),)
+
+
+# The class of the program's side to which a method of the tests belongs.
+DERIVED: dict[types.CodeType, ClassProxy] = {}
+
+
+class Super:
+    """`super()` in a method of a class that the tests derive from one of the program's."""
+
+    def __init__(self, derived: ClassProxy, instance: object) -> None:
+        object.__getattribute__(self, "__dict__").update(derived=derived, instance=instance)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__")
+        return own["derived"]._tad_.peer.request("super", own["derived"], own["instance"], name)
+
+
+def find_super(*arguments: Any) -> Any:
+    """The tests' `super`: it knows the classes whose methods run here and whose instances are there."""
+    if arguments:
+        return super(*arguments)
+    frame = sys._getframe(1)
+    instance = frame.f_locals[frame.f_code.co_varnames[0]]
+    if frame.f_code in DERIVED:
+        return Super(DERIVED[frame.f_code], instance)
+    return super(frame.f_locals["__class__"], instance)
 
 
 class AwaitableProxy(Proxy):

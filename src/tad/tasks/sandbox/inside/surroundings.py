@@ -33,6 +33,8 @@ class Watched:
             changed["input"] = builtins.input
         if sys.stdin is not sys.__stdin__:
             changed["stdin"] = sys.stdin
+        if "warnings" in sys.modules:
+            changed["warnings"] = True
         if (environment := _environment()) != self.environment:
             self.environment = environment
             changed["environ"] = dict(os.environ)
@@ -44,22 +46,32 @@ class Watched:
 class Surroundings:
     """What the tests changed around a call, changed here too while it lasts."""
 
-    def __init__(self, changed: dict[str, Any], printed: list[str]) -> None:
-        self.changed, self.printed = changed, printed
+    def __init__(self, changed: dict[str, Any]) -> None:
+        self.changed = changed
+        self.printed: list[str] = []
+        self.warned: list[tuple[type, str]] = []
         self.before: list[tuple[Any, str, Any]] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Surroundings:
         for name, value in self.changed.items():
             if name == "environ":
                 os.environ.clear()
                 os.environ.update(value)
             elif name == "place":
                 os.chdir(value)
+            elif name == "warnings":
+                import warnings
+
+                self.set(
+                    warnings, "showwarning", lambda text, kind, *_: self.warned.append((kind, str(text)))
+                )
+                warnings.simplefilter("always")
             elif name == "streams":
                 for stream in value:
                     self.set(sys, stream, __import__("io").StringIO())
             else:
                 self.set(builtins if name == "input" else sys, name, value)
+        return self
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         self.before.append((owner, name, getattr(owner, name)))

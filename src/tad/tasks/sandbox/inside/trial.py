@@ -15,7 +15,7 @@ import types
 
 from tad.tasks.sandbox.inside.channel import Gone
 from tad.tasks.sandbox.inside.peer import Peer
-from tad.tasks.sandbox.inside.proxies import is_proxy
+from tad.tasks.sandbox.inside.proxies import find_super, is_proxy
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def share_seeds(peer: Peer) -> None:
 
 def run_module(peer: Peer, text: str) -> None:
     module = sys.modules["tests"] = types.ModuleType("tests")
+    module.__dict__["super"] = find_super
     exec(compile(text, "<tests>", "exec"), module.__dict__)
     if not asserts_something(text):
         raise NotTestedError("nothing is tested")
