@@ -29,10 +29,13 @@ CLAIMED = {
     "dparallel_loss": "test_losses_golden.py",
     "d3llm_loss": "test_losses_golden.py",
     "d2f_loss": "test_losses_golden.py",
+    "fdv2_loss": "test_block_losses.py",
+    "sdar_loss": "test_block_losses.py",
+    "llada2_loss": "test_block_losses.py",
     "aup": "test_aup.py",
     "tpf": "test_tpf.py",
 }
-CLAIMED_LATER: tuple[str, ...] = ("block_decode", "fdv2_loss", "sdar_loss", "llada2_loss")
+CLAIMED_LATER: tuple[str, ...] = ("block_decode",)
 
 BLOCK_FOLDERS = ("fastdllm_v2", "sdar", "llada2")  # block-diffusion families
 FOLDERS = ("llada", "dream", *BLOCK_FOLDERS)

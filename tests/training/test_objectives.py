@@ -24,6 +24,7 @@ from tiny_pair import (
 from torch import Tensor
 
 from tad.errors import TadError
+from tad.models import BlockLayout
 from tad.training.objectives import (
     OBJECTIVES,
     LossModule,
@@ -57,6 +58,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "d2f": ("d2f", {"block": 4}),
     "d2f-hard": ("d2f", {"block": 4, "soft": False}),
     "sft": ("sft", {}),
+    "fast-dllm-v2": ("fast-dllm-v2", {"block": 4}),
+    "sdar": ("sdar", {"block": 4}),
+    "llada2": ("llada2", {"block": 4}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 both_families = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -698,9 +702,10 @@ def test_an_empty_prompt_is_refused_where_the_output_before_it_is_needed() -> No
 
 
 def test_every_objective_is_known_by_its_name() -> None:
-    assert list(OBJECTIVES) == ["tad", "dparallel", "d3llm", "d2f", "sft"]
+    assert list(OBJECTIVES) == ["tad", "dparallel", "d3llm", "d2f", "sft", "fast-dllm-v2", "sdar", "llada2"]
     for name in OBJECTIVES:
-        assert get_objective(name, mask_token=1, family="llada").name == name
+        layout = BlockLayout(4, "absolute")
+        assert get_objective(name, mask_token=1, family="llada", layout=layout).name == name
 
 
 def test_published_settings_differ_by_family() -> None:

@@ -73,12 +73,14 @@ class AttentionMask:
         return cls(keys=None if keys is None else keys.bool(), blocks=blocks)
 
     @classmethod
-    def noisy_and_clean(cls, blocks: Tensor, noisy: Tensor, samples: Tensor | None = None) -> AttentionMask:
+    def noisy_and_clean(
+        cls, blocks: Tensor, noisy: Tensor, samples: Tensor | None = None, keys: Tensor | None = None
+    ) -> AttentionMask:
         """A noisy block sees itself and the clean blocks before it; the clean copy is block-causal by itself.
 
         So every noisy block has the prefix it would have in decoding, all of them in one forward.
         """
-        return cls(blocks=blocks, noisy=noisy, samples=samples)
+        return cls(keys, blocks, noisy, samples)
 
     def dense(self, cache_position: Tensor | slice | None = None) -> Tensor | None:
         """[batch, 1, queries, length] bool, True where a query sees a key; None where all see all."""

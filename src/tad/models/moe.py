@@ -128,7 +128,10 @@ class MoE(SwiGLU):
         counts = chosen.flatten().bincount(minlength=shape.experts).tolist()
         pieces = tokens[order // shape.experts_per_token].split(counts)
         experts = cast(nn.ModuleList, layer.part("mlp.experts"))
-        done = [_swiglu(expert, piece) for expert, piece in zip(experts, pieces, strict=True) if len(piece)]
+        # Experts that are trained run in any case: wrapped models want a gradient, if only 0, of every parameter.
+        every = torch.is_grad_enabled() and next(experts.parameters()).requires_grad
+        pairs = zip(experts, pieces, strict=True)
+        done = [_swiglu(expert, piece) for expert, piece in pairs if every or len(piece)]
         outputs = torch.cat(done)[order.argsort()].unflatten(0, chosen.shape)  # [tokens, choices, width]
         mixed = (outputs.float() * weights[..., None]).sum(1).to(x.dtype).view_as(x)
         return mixed + _swiglu(layer.part("mlp.shared_experts"), x) if shape.shared_mlp else mixed

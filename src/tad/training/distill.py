@@ -211,7 +211,13 @@ def build_objective(recipe: DistillRecipe, lm: LM) -> Objective:
     settings = recipe.objective.settings
     if "window" in settings and settings["window"] != "all":
         settings["window"] = read_window(recipe.trajectories[0], settings["window"])
-    return get_objective(recipe.objective.name, mask_token=lm.tokens.mask, family=lm.family, **settings)
+    return get_objective(
+        recipe.objective.name,
+        mask_token=lm.tokens.mask,
+        family=lm.family,
+        layout=lm.model.shape.blocks,
+        **settings,
+    )
 
 
 def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool) -> LossModule:

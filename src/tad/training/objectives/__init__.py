@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from tad.errors import TadError
-from tad.models import Family, family_named
+from tad.models import BlockLayout, Family, family_named
 from tad.training.objectives.base import (
     Batch,
     LossOutput,
@@ -21,6 +21,7 @@ from tad.training.objectives.base import (
     averages,
     collate,
 )
+from tad.training.objectives.block_diffusion import BlockDiffusion, FastDLLMv2, LLaDA2, Sdar
 from tad.training.objectives.d2f import D2F
 from tad.training.objectives.d3llm import D3LLM
 from tad.training.objectives.dparallel import DParallel
@@ -28,19 +29,25 @@ from tad.training.objectives.module import LossModule, ModelOutputs, adapters_of
 from tad.training.objectives.sft import Sft
 from tad.training.objectives.tad import Tad
 
-OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft)}
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft, FastDLLMv2, Sdar, LLaDA2)
+}
 
 __all__ = [
     "D2F",
     "D3LLM",
     "OBJECTIVES",
     "Batch",
+    "BlockDiffusion",
     "DParallel",
+    "FastDLLMv2",
+    "LLaDA2",
     "LossModule",
     "LossOutput",
     "ModelOutputs",
     "Objective",
     "PaddedIds",
+    "Sdar",
     "Sft",
     "Tad",
     "TermTargets",
@@ -54,9 +61,16 @@ __all__ = [
 ]
 
 
-def get_objective(name: str, *, mask_token: int, family: str | Family, **settings: Any) -> Objective:
-    """An objective for a family: its published settings, changed by `settings` (`lambda` as recipes write it)."""
+def get_objective(
+    name: str, *, mask_token: int, family: str | Family, layout: BlockLayout | None = None, **settings: Any
+) -> Objective:
+    """An objective for a family: its published settings, changed by `settings` (`lambda` as recipes write it).
+
+    `layout` is the attention of the model, whose block size objectives of block diffusion take.
+    """
     given, kind = check_settings(name, settings), OBJECTIVES[name]
+    if layout is not None and issubclass(kind, BlockDiffusion):
+        given = {"block": layout.size, **given}
     found = family if isinstance(family, Family) else family_named(family)
     given = {key: _checked(kind, key, value) for key, value in given.items()}
     return kind(

@@ -42,10 +42,13 @@ class View:
     terms: Mapping[str, Tensor]  # term -> [length] weights; 0 where a position is not in the term
     teacher_prompt: Tensor | None = None  # [q]; None: no teacher looks at this view
     block: int | None = None  # size of the blocks of a block-causal student; None: it sees everything
+    clean: bool = False  # the row is followed by a clean copy: what every noisy block has before it
+    answer_tokens: int = 0  # a denominator that the terms do not show: labelled positions, masked or not
 
     @property
     def student_ids(self) -> Tensor:
-        return torch.cat((self.prompt, self.noisy))
+        row = torch.cat((self.prompt, self.noisy))
+        return torch.cat((row, self.prompt, self.labels)) if self.clean else row
 
     @property
     def teacher_ids(self) -> Tensor | None:
@@ -79,6 +82,7 @@ class PaddedIds:
     block: Tensor | None = (
         None  # [views] block size of block-causal attention; None: the model's own attention
     )
+    clean_start: Tensor | None = None  # [views] where the clean copies start; None: there are none
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Batch:
     teacher: PaddedIds | None
     terms: dict[str, TermTargets]
     rows: tuple[str, ...] = field(default=())  # ids, for messages
+    answer_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.student.lengths)
@@ -184,6 +189,10 @@ def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
         widest = max(len(view.student_ids) for view in views)
         sizes = torch.tensor([view.block or widest for view in views])
     student = _pad([view.student_ids for view in views], [len(view.prompt) for view in views], fill, sizes)
+    if any(view.clean for view in views):
+        if not all(view.clean for view in views):
+            raise ValueError("either every view of a batch has a clean copy or none has")
+        student = replace(student, clean_start=student.lengths // 2)
     taught = [ids for view in views if (ids := view.teacher_ids) is not None]
     if taught and len(taught) != len(views):
         raise ValueError("either every view of a batch has a teacher or none has")
@@ -191,7 +200,8 @@ def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
     teacher = _pad(taught, prompts, fill) if taught else None
     names = dict.fromkeys(name for view in views for name in view.terms)
     terms = {name: _targets(name, views, shift, student, teacher) for name in names}
-    return Batch(student, teacher, terms, tuple(view.row for view in views))
+    answer_tokens = sum(view.answer_tokens for view in views)
+    return Batch(student, teacher, terms, tuple(view.row for view in views), answer_tokens)
 
 
 def _pad(rows: Sequence[Tensor], prompts: Sequence[int], fill: int, block: Tensor | None = None) -> PaddedIds:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tad.errors import TadError
-from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel
+from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel, block_index
 from tad.training.losses import Head, RowLosses, chunked_losses, plain_losses
 from tad.training.objectives.base import Batch, LossOutput, Objective, PaddedIds, TermTargets
 
@@ -86,7 +86,8 @@ class LossModule(nn.Module):
 
     def _see(self, model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) -> Tensor:
         """Hidden states, flattened to [views * width, width of the model]."""
-        hidden = model(padded.ids, mask=mask_of(model, padded, full), head=False).hidden
+        mask, positions = mask_of(model, padded, full), positions_of(padded)
+        hidden = model(padded.ids, position_ids=positions, mask=mask, head=False).hidden
         assert hidden is not None
         return hidden.flatten(0, 1)
 
@@ -147,10 +148,22 @@ class ModelOutputs:
             return chunked_losses(source[at], self.guide, targets.labels, chunk=self.chunk).confidence
 
 
+def positions_of(padded: PaddedIds) -> Tensor:
+    """Position ids [1 or views, width]; clean copies count from 0 again."""
+    columns = torch.arange(padded.ids.shape[1], device=padded.ids.device)[None]
+    if padded.clean_start is None:
+        return columns
+    start = padded.clean_start[:, None]
+    return torch.where(columns < start, columns, columns - start)
+
+
 def mask_of(model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) -> AttentionMask:
     """Padding is hidden by length. A batch without padding needs no mask, which is the fast path of attention."""
     positions = torch.arange(padded.ids.shape[1], device=padded.ids.device)
     real = positions < padded.lengths[:, None] if padded.padded else None
+    if padded.clean_start is not None and padded.block is not None:
+        blocks = block_index(positions_of(padded), 0, padded.block[:, None], "absolute")
+        return AttentionMask.noisy_and_clean(blocks, positions < padded.clean_start[:, None], keys=real)
     layout = None if full or padded.block is None else BlockLayout(padded.block[:, None])
     return model.attention_mask(positions, padded.prompt_len[:, None], real, layout)
 

@@ -1,0 +1,156 @@
+"""Block diffusion as published for Fast-dLLM v2, SDAR and LLaDA2: the text, from noisy blocks after clean ones.
+
+The student sees a row twice in one forward, noisy and clean: a noisy block sees itself and the clean blocks before it, as
+in decoding, so all blocks of a row are trained at once. Only the noisy copy is scored. The three differ in how noise is
+drawn, in the weight of a token, in the average, and in what becomes of the end filler behind an answer.
+
+Rows are single samples. The public trainers also pack or concatenate samples; packed samples that do not see each other
+(SDAR) have this loss, concatenated ones that do (Fast-dLLM v2) are not made here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tad.errors import TadError
+from tad.training.objectives.base import Batch, LossOutput, Objective, View, share, stats_of
+from tad.training.objectives.module import ModelOutputs
+from tad.training.states import TrajectoryArrays
+
+_LEAST_RATIO = 1e-3
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class BlockDiffusion(Objective):
+    """What the three share."""
+
+    block: int | None = None
+    """The block size, on a grid that starts with the prompt; by default the model's own."""
+    filler: bool | Literal["block"] = "block"
+    """Whether the end filler behind the answer counts; `block`: that of the answer's last block. What does not count is a mask."""
+
+    def __post_init__(self) -> None:
+        if self.block is None:
+            raise TadError(
+                f"objective '{self.name}': the model's attention is not block-causal; set objective.block"
+            )
+        if self.block < 1:
+            raise TadError(f"objective.block is a length of at least 1, not {self.block}")
+
+    @abstractmethod
+    def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Of answer tokens at `positions` [length] of their row: which are masked [length], and with which weights."""
+
+    @property
+    def complement(self) -> bool:
+        """Whether a second copy masks the tokens that the first one shows."""
+        return False
+
+    def views(
+        self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
+    ) -> list[View]:
+        assert self.block is not None
+        start, tokens = len(row.plain_ids), row.tokens
+        real = int(torch.where(row.filler, 0, torch.arange(len(tokens)) + 1).max())  # answer without filler
+        if (
+            self.filler is not True
+        ):  # nothing before a block depends on it: leave out the blocks of filler alone
+            tokens = tokens[: -(-(start + max(real, 1)) // self.block) * self.block - start]
+        counted = torch.arange(len(tokens)) < (len(tokens) if self.filler else real)
+        masked, weights = self.noise(start + torch.arange(len(tokens)), rng)
+        copies = [masked, ~masked] if self.complement else [masked]
+        return [
+            View(
+                row=row.id,
+                prompt=row.plain_ids,
+                noisy=tokens.masked_fill(chosen | ~counted, self.mask_token),
+                labels=tokens,
+                terms={"hard": (chosen & counted) * weights},
+                block=self.block,
+                clean=True,
+                answer_tokens=int(counted.sum()) if number == 0 else 0,
+            )
+            for number, chosen in enumerate(copies)
+        ]
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"hard": float(len(batch.terms["hard"]))}
+
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
+        targets = batch.terms["hard"]
+        rows = outputs.losses(targets)
+        hard = share((rows.cross_entropy * targets.weights).sum(), totals["hard"])
+        return LossOutput(hard, {"hard": hard.detach()}, stats_of("hard", rows))
+
+
+@dataclass(frozen=True)
+class FastDLLMv2(BlockDiffusion):
+    """total = mean over answer tokens of CE. One ratio ~ U(0, 1) per block; the second copy has the complement of the masks."""
+
+    name: ClassVar[str] = "fast-dllm-v2"
+
+    filler: bool | Literal["block"] = False
+
+    @property
+    def complement(self) -> bool:
+        return True
+
+    def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        assert self.block is not None
+        blocks = positions // self.block - int(positions[0]) // self.block
+        ratios = _ratio(rng.random(int(blocks[-1]) + 1))
+        masked = torch.from_numpy(rng.random(len(positions))) < torch.from_numpy(ratios)[blocks]
+        return masked, torch.ones(len(positions))
+
+
+@dataclass(frozen=True)
+class Sdar(BlockDiffusion):
+    """total = sum of CE / ratio over masked tokens, over the number of answer tokens. One ratio ~ U(0, 1) per row."""
+
+    name: ClassVar[str] = "sdar"
+
+    def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        for _ in range(_TRIES):
+            ratio = float(_ratio(rng.random()))
+            masked = torch.from_numpy(rng.random(len(positions))) < ratio
+            if masked.any():
+                break
+        else:
+            masked[int(rng.integers(len(positions)))] = True
+        return masked, torch.full((len(positions),), 1 / ratio)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"hard": float(batch.answer_tokens)}
+
+
+@dataclass(frozen=True)
+class LLaDA2(BlockDiffusion):
+    """total = mean over masked tokens of CE. One ratio ~ U(least, most) per row."""
+
+    name: ClassVar[str] = "llada2"
+
+    filler: bool | Literal["block"] = True
+    least: float = 0.3
+    most: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.least <= self.most <= 1:
+            raise TadError("objective.least and objective.most: 0 < least <= most <= 1")
+
+    def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        masked = torch.from_numpy(rng.random(len(positions))) < rng.uniform(self.least, self.most)
+        return masked, torch.ones(len(positions))
+
+
+def _ratio(t: np.ndarray | float) -> np.ndarray:
+    """The probability of a mask at time t; never 0."""
+    return np.asarray((1 - _LEAST_RATIO) * t + _LEAST_RATIO)
