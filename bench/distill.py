@@ -7,9 +7,9 @@ A step is: TAD's loss of 4 sequences (student 512 tokens, teacher 768, window 8)
 rank 128 on all seven projections. Weights are random: the numbers say how fast and how large, not how well.
 
     released    a second copy of the model as teacher, logits for every position, the loss on them in the logits' dtype
-    lean        one copy, hidden states gathered where the loss looks, the head in chunks inside the loss
-    + recompute lean, with the activations of all layers, or of every other layer, made again in backward
-    fast        lean, with the layers compiled
+    chunked     one copy, hidden states gathered where the loss looks, the head in chunks inside the loss
+    + recompute chunked, with the activations of all layers, or of every other layer, made again in backward
+    fast        chunked, with the layers compiled
     + fp8       the frozen projections' forward in fp8 (`fp8_base_forward`). `gradient_cosine` is that of all LoRA-B gradients
                 to the plain ones, `loss_difference` how far the loss moves: same batch, not compiled, no dropout
 
@@ -33,12 +33,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from distill_kernels import measure_kernels, print_kernels
-from distill_variants import VARIANTS, Variant, released_loss
-from machine import describe_machine, free_memory, synchronise
-from tad.models import LLADA, LLaDAConfig
+from machine import describe_machine, free_memory, measure_kernels, print_kernels, synchronise
+from tad.models import LLADA, AttentionMask, LLaDAConfig, MaskedDiffusionModel
 from tad.models.lora import attach
 from tad.models.shapes import build, forward_cost, shape_config
 from tad.training.fp8_base import quantize_base, restore_base
@@ -66,6 +65,32 @@ class Sizes:
     @property
     def teacher(self) -> int:
         return self.privileged + self.answer
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to make a step."""
+
+    name: str
+    released: bool = False
+    recompute_every: int = 0  # 1: all layers, 2: every other one, 0: none
+    compiled: bool = False
+    fp8: bool = False
+    dropout: bool = True
+
+
+VARIANTS = [
+    Variant("chunked"),
+    Variant("chunked + recompute", recompute_every=1),
+    Variant("chunked + recompute half", recompute_every=2),
+    Variant("fast", compiled=True),
+    Variant("fast + recompute half", compiled=True, recompute_every=2),
+    Variant("fast + fp8", compiled=True, fp8=True),
+    Variant("fast + fp8 + recompute half", compiled=True, fp8=True, recompute_every=2),
+    Variant("chunked, no dropout", dropout=False),
+    Variant("fast, no dropout", compiled=True, dropout=False),
+    Variant("released", released=True),
+]
 
 
 def main() -> int:
@@ -128,7 +153,7 @@ class Bench:
         self.adapters = [p for p in self.model.parameters() if p.requires_grad]
         for p in self.adapters:
             p.data = p.data.to(self.adapter_dtype)
-        self.objective = Tad(mask_token=self.config.mask_token_id, shift=LLADA.logit_shift)
+        self.objective = Tad(mask_token=self.config.mask_token_id, logit_shift=LLADA.logit_shift)
         views = [
             view for row, step in self.states() for view in self.objective.views(row, step, unused_rng())
         ]
@@ -299,6 +324,28 @@ class Bench:
             found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
             found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
         return {**found, "first_step_s": opening, "first_loss": first}
+
+
+def released_loss(model: MaskedDiffusionModel, teacher: MaskedDiffusionModel, batch: Batch) -> Tensor:
+    """The published trainer's step: whole logits of both models, rows picked from them, two means."""
+    assert batch.teacher is not None
+    near, distant = batch.terms["near"], batch.terms["distant"]
+    assert distant.teacher_index is not None
+    with torch.no_grad():
+        taught = teacher(batch.teacher.ids, mask=not_pad(batch.teacher.ids, teacher)).logits.flatten(0, 1)
+    given = model(batch.student.ids, mask=not_pad(batch.student.ids, model)).logits.flatten(0, 1)
+    hard = F.cross_entropy(given[near.student_index], near.labels)
+    soft = F.kl_div(
+        given[distant.student_index].log_softmax(-1),
+        taught[distant.teacher_index].softmax(-1),
+        reduction="batchmean",
+    )
+    return hard + soft
+
+
+def not_pad(ids: Tensor, model: MaskedDiffusionModel) -> AttentionMask:
+    """The published trainer always passes a mask made from the ids, and with it leaves attention's fastest path."""
+    return AttentionMask(keys=ids != model.config.pad_token_id)
 
 
 def unused_rng() -> np.random.Generator:

@@ -174,6 +174,55 @@ def test_a_file_comes_before_a_bundled_name(tmp_path: Path, monkeypatch: pytest.
     assert load_recipe(Whole, "nano.yaml").seed == 6
 
 
+FAMILY = """# Two in one.
+# More.
+name: "{variant}"
+optimiser: {rate: 0.1, betas: [0.5]}
+variants:
+  small: {seed: 1}
+  large: {seed: 2, optimiser: {betas: [0.7, 0.8]}}
+"""
+
+
+class Named(Whole):
+    name: str
+
+
+def test_a_variant_is_laid_over_the_rest_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled = tmp_path / "bundled"
+    bundled.mkdir()
+    (bundled / "family.yaml").write_text(FAMILY)
+    (bundled / "single.yaml").write_text("seed: 5\n")
+    monkeypatch.setattr(config, "BUNDLED", bundled)
+    monkeypatch.chdir(tmp_path)
+    assert sorted(config.bundled_recipes()) == ["large", "single", "small"]
+    small, large = (load_recipe(Named, name) for name in ("small", "large"))
+    assert (small.name, small.seed, small.optimiser.rate, small.optimiser.betas) == ("small", 1, 0.1, [0.5])
+    assert (large.name, large.seed, large.optimiser.rate, large.optimiser.betas) == (
+        "large",
+        2,
+        0.1,
+        [0.7, 0.8],
+    )
+    assert load_recipe(Named, "large", ["optimiser.rate=1"]).optimiser.rate == 1
+    assert load_recipe(Named, f"{bundled / 'family.yaml'}:small") == small
+    for name in ("small", "large"):  # by itself, as a file of one's own
+        (tmp_path / "own.yaml").write_text(config.recipe_text(name))
+        assert load_recipe(Named, tmp_path / "own.yaml") == load_recipe(Named, name)
+    assert config.recipe_text("small").startswith("# Two in one.\n# More.\nname: small\n")
+
+
+def test_a_file_of_variants_wants_one_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "family.yaml"
+    path.write_text(FAMILY)
+    for source in (path, f"{path}:middle"):
+        with pytest.raises(TadError, match=r"family\.yaml:small, .*family\.yaml:large"):
+            load_recipe(Named, source)
+    (tmp_path / "plain.yaml").write_text("seed: 1\n")
+    with pytest.raises(TadError, match=r"plain\.yaml"):
+        load_recipe(Whole, f"{tmp_path / 'plain.yaml'}:small")
+
+
 def test_a_recipe_does_not_change_after_reading() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Whole().seed = 3

@@ -2,11 +2,15 @@
 
 A schema is a subclass of `Recipe`. Unknown keys, wrong types and missing files are one-line errors that name the
 field and the fix. This module knows no particular recipe: each room declares its own schema.
+
+A file may hold several recipes that differ in a few lines: `variants` maps a recipe's name to what it changes, laid over
+the rest of the file section by section; the name "{variant}" stands for its name. Bundled ones are found by these names; one of a file of your own is FILE:NAME.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -17,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from tad.errors import TadError
 
 BUNDLED = Path(__file__).parent / "recipes"
+_VARIANTS, _VARIANT_NAME = "variants", "{variant}"
 
 
 class Recipe(BaseModel):
@@ -38,9 +43,9 @@ R = TypeVar("R", bound=Recipe)
 
 
 def load_recipe(schema: type[R], source: str | Path, overrides: Iterable[str] = ()) -> R:
-    """Read a recipe: `source` is a file, or the name of a bundled one; `overrides` are `section.field=value`."""
-    path = find_recipe(source)
-    values = _read_yaml(path)
+    """Read a recipe: `source` is a file, FILE:VARIANT, or a bundled name; `overrides` are `section.field=value`."""
+    path, variant = find_recipe(source)
+    values = _read_values(path, variant)
     for override in overrides:
         _apply(values, override)
     return parse_recipe(schema, values, where=str(path))
@@ -63,18 +68,64 @@ def parse_recipe(schema: type[R], values: dict[str, Any], where: str = "recipe")
         raise TadError(f"{where}: '{field}': {message} (got {problem['input']!r})") from None
 
 
-def find_recipe(source: str | Path) -> Path:
-    """A file as given, else a bundled recipe of that name."""
+def find_recipe(source: str | Path) -> tuple[Path, str | None]:
+    """The file of a recipe, and which of its variants is meant: as given, else a bundled recipe of that name."""
     path = Path(source)
     if path.is_file():
-        return path
-    bundled = BUNDLED / f"{path.name.removesuffix('.yaml')}.yaml"
-    if len(path.parts) == 1 and bundled.is_file():
-        return bundled
-    names = sorted(recipe.stem for recipe in BUNDLED.glob("*.yaml"))
-    close = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"bundled recipes: {', '.join(names)}"
+        return path, None
+    file, colon, variant = str(source).rpartition(":")
+    if colon and Path(file).is_file():
+        return Path(file), variant
+    known, name = bundled_recipes(), path.name.removesuffix(".yaml")
+    if len(path.parts) == 1 and name in known:
+        found = known[name]
+        return found, None if found.stem == name else name
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"bundled recipes: {', '.join(sorted(known))}"
     raise TadError(f"no recipe '{source}': not a file and not a bundled name; {hint}")
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The names of the bundled recipes, and the file each is in."""
+    found = {}
+    for path in sorted(BUNDLED.glob("*.yaml")):
+        names = _read_yaml(path).get(_VARIANTS) or [path.stem]
+        found.update(dict.fromkeys(names, path))
+    return found
+
+
+def recipe_text(source: str | Path) -> str:
+    """A recipe as one would write it by itself: the file, or what a variant comes to, under the file's first comment."""
+    path, variant = find_recipe(source)
+    text = path.read_text(encoding="utf-8")
+    if variant is None:
+        return text
+    head = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+    return head + yaml.safe_dump(
+        _read_values(path, variant), sort_keys=False, default_flow_style=None, width=110
+    )
+
+
+def _read_values(path: Path, variant: str | None) -> dict[str, Any]:
+    """The values of a file, or of one of its variants."""
+    values = _read_yaml(path)
+    variants = values.pop(_VARIANTS, None)
+    if variants is None and variant is None:
+        return values
+    if not isinstance(variants, dict) or variant not in variants:
+        known = ", ".join(f"{path}:{name}" for name in variants or ()) or f"none: it is one recipe, {path}"
+        raise TadError(f"{path}: say which of its variants is meant; known: {known}")
+    merged = _lay_over(values, variants[variant] or {})
+    return merged | {"name": variant} if merged.get("name") == _VARIANT_NAME else merged
+
+
+def _lay_over(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Sections are merged, everything else is replaced."""
+    merged = dict(values)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _lay_over(merged[key], value) if both else value
+    return merged
 
 
 class _Loader(yaml.SafeLoader):

@@ -19,13 +19,13 @@ from tiny_store import recipe, write_world
 
 import tad
 from tad.cli import train
-from tad.config import BUNDLED, load_recipe
+from tad.config import bundled_recipes, load_recipe
 from tad.models import DREAM, LLADA
 from tad.training.distill import build_objective
 from tad.training.recipe import DistillRecipe
 
 DISTILL = sorted(
-    p.stem for p in BUNDLED.glob("*.yaml") if not p.stem.startswith(("collect", "pretrain", "run-", "study-"))
+    name for name in bundled_recipes() if not name.startswith(("collect", "pretrain", "run-", "study-"))
 )
 
 

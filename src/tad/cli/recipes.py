@@ -30,14 +30,13 @@ def recipes(
             raise TadError("--copy: say which recipe to copy")
         _list(as_json)
         return
-    from tad.config import find_recipe
+    from tad.config import recipe_text
 
-    found = find_recipe(name)
-    text = found.read_text(encoding="utf-8")
+    text = recipe_text(name)
     if copy is None:
         typer.echo(text, nl=False)
         return
-    target = copy / found.name if copy.is_dir() else copy
+    target = copy / f"{Path(name).stem}.yaml" if copy.is_dir() else copy
     if target.exists():
         raise TadError(f"--copy {target}: is there already; give another path")
     target.write_text(text, encoding="utf-8")
@@ -45,9 +44,9 @@ def recipes(
 
 
 def _list(as_json: bool) -> None:
-    from tad.config import BUNDLED
+    from tad.config import bundled_recipes, recipe_text
 
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(BUNDLED.glob("*.yaml"))}
+    texts = {name: recipe_text(name) for name in bundled_recipes()}
     rows = [{"name": name, "verb": find_verb(text), "about": _about(text)} for name, text in texts.items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
