@@ -57,7 +57,8 @@ def test_an_out_that_is_a_file_is_one_line_and_exit_code_2(tmp_path: Path) -> No
     words = [sys.executable, "-m", "tad", "pretrain", "pretrain-tiny", "--out", str(taken)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == f"error: {taken}: cannot be used (File exists); give another path"
+    assert ended.stderr.splitlines()[-1].startswith(f"error: {taken}: ")
+    assert "File exists" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -65,4 +66,4 @@ def test_a_missing_store_is_refused_before_the_model_is_read(tmp_path: Path) -> 
     words = ["distill", "nano-llada-quality", "model=/no/model", "--trajectories", str(tmp_path)]
     refused = CliRunner().invoke(tad.cli.app, words).exception
     assert isinstance(refused, TadError)
-    assert str(refused).startswith(f"{tmp_path}: no trajectories here")
+    assert str(refused).startswith(f"{tmp_path}: no trajectory store here")

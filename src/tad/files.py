@@ -14,8 +14,9 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 from tad.errors import TadError
 
@@ -129,6 +130,61 @@ def is_vacant(folder: Path) -> bool:
     return not folder.exists() or all(
         path.name.startswith(".") and path.is_file() for path in folder.iterdir()
     )
+
+
+class Description(Protocol):
+    """What a folder holds, as a dataclass of plain values; see `open_described`."""
+
+    @property
+    def schema_version(self) -> int: ...
+
+    def difference(self, other: Any) -> str | None:
+        """The first thing that keeps one from going on with the other, in words."""
+        ...
+
+
+D = TypeVar("D", bound=Description)
+
+
+def open_described(path: Path, kind: type[D], version: int, what: str, command: str) -> D:
+    """What the folder of `path` holds, from that JSON file. `what` and `command` (which makes such folders) are for errors."""
+    if not path.is_file():
+        raise TadError(f"{path.parent}: no {what} here ({path.name} is missing); make one with '{command}'")
+    try:
+        values = json.loads(path.read_bytes())
+        found, wanted = values.get("schema_version"), values.pop("hash", None)
+        if found != version:
+            raise TadError(
+                f"{path}: schema version {found}, this package reads {version}; run '{command}' again"
+            )
+        if wanted is not None and wanted != _hash_of(values):
+            raise TadError(
+                f"{path}: is damaged (its hash differs); run '{command}' again, in another directory"
+            )
+        return kind(**values)
+    except (ValueError, TypeError, AttributeError):
+        raise TadError(f"{path}: is not the description of a {what}; run '{command}' again") from None
+
+
+def claim_described(path: Path, meta: D, what: str, command: str) -> D:
+    """The folder of `path` for what `meta` describes: as it is there, or new. Anything else there is refused."""
+    folder = path.parent
+    if path.exists():
+        found = open_described(path, type(meta), meta.schema_version, what, command)
+        different = found.difference(meta)
+        if different:
+            raise TadError(f"{folder}: holds another {what}: {different}; use another directory")
+        return found
+    create_folder(folder)
+    if not is_vacant(folder) and not path.exists():  # another process of the run may have made it just now
+        raise TadError(f"{folder}: is not empty and holds no {what}; use another directory")
+    values = asdict(cast(Any, meta))
+    write_json(path, {**values, "hash": _hash_of(values)})
+    return meta
+
+
+def _hash_of(values: dict[str, Any]) -> str:
+    return hash_bytes(json.dumps(values, sort_keys=True).encode())
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def test_an_empty_store_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_store_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match="no trajectories here"):
+    with pytest.raises(TadError, match="no trajectory store here"):
         read_stores([tmp_path])
 
 

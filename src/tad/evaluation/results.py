@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tad.errors import TadError
 from tad.evaluation.row import Key, Row
 from tad.evaluation.summary import summarise
 from tad.files import (
     append_lines,
-    create_folder,
+    claim_described,
     cut_torn,
-    is_vacant,
+    open_described,
     read_lines,
     waiting,
     write_json,
@@ -38,6 +37,7 @@ from tad.training.record import RECORD, describe_machine
 
 SCHEMA_VERSION = 1
 META = "eval.json"
+_WHAT, _COMMAND = "run", "tad eval"
 ROWS = "rows.jsonl"
 SUMMARY = "summary.json"
 _NAMES = ("source", "code")  # may differ between calls of one run
@@ -105,37 +105,13 @@ class Results:
     def open(cls, folder: str | Path) -> Results:
         """A run that exists."""
         folder = Path(folder)
-        path = folder / META
-        if not path.is_file():
-            raise TadError(f"{folder}: no run here ({META} is missing); make one with 'tad eval'")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            found = values.get("schema_version")
-            if found != SCHEMA_VERSION:
-                raise TadError(
-                    f"{path}: schema version {found}, this package reads {SCHEMA_VERSION}; evaluate again"
-                )
-            return cls(folder, RunMeta(**values))
-        except (json.JSONDecodeError, TypeError, AttributeError):
-            raise TadError(f"{path}: is not the description of a run; evaluate again") from None
+        return cls(folder, open_described(folder / META, RunMeta, SCHEMA_VERSION, _WHAT, _COMMAND))
 
     @classmethod
     def open_or_create(cls, folder: str | Path, meta: RunMeta) -> Results:
         """The run at `folder` if it is the one described by `meta`, or a new one there."""
         folder = Path(folder)
-        if (folder / META).exists():
-            found = cls.open(folder)
-            different = found.meta.difference(meta)
-            if different:
-                raise TadError(f"{folder}: holds another run: {different}; use another --out directory")
-            return found
-        if folder.exists() and not folder.is_dir():
-            raise TadError(f"{folder}: is a file; use another --out directory")
-        create_folder(folder)
-        if not is_vacant(folder) and not (folder / META).exists():  # another rank may have made it just now
-            raise TadError(f"{folder}: is not empty and holds no run; use another --out directory")
-        write_json(folder / META, asdict(meta))
-        return cls(folder, meta)
+        return cls(folder, claim_described(folder / META, meta, _WHAT, _COMMAND))
 
     @contextmanager
     def writing(self, rank: int = 0, world: int = 1) -> Iterator[None]:

@@ -41,7 +41,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Job:
+class RolloutRequest:
     """One rollout to make."""
 
     item: Item
@@ -98,35 +98,41 @@ class Collector:
             code=tad.__version__,
         )
 
-    def generate(self, shard: int) -> list[tuple[Job, Rollout | None]]:
+    def generate(self, shard: int) -> list[tuple[RolloutRequest, Rollout | None]]:
         """The rollouts of a shard, ungraded; None for a prompt that does not fit the context."""
         size = self.recipe.shard_size
         items = self.items[shard * size : (shard + 1) * size]
         if self.recipe.reference == "majority":
             items = self._with_majority(items)
-        jobs = [job for item in items for job in self._jobs(item)]
+        requests = [request for item in items for request in self._requests(item)]
         room = self.lm.context - self.recipe.gen_length
-        fitting = [i for i, job in enumerate(jobs) if max(len(job.plain), len(job.privileged)) <= room]
+        fitting = [
+            i
+            for i, request in enumerate(requests)
+            if max(len(request.plain), len(request.privileged)) <= room
+        ]
         # Rows of similar length share a batch; a row's result does not depend on its batch.
-        fitting.sort(key=lambda i: len(jobs[i].privileged))
+        fitting.sort(key=lambda i: len(requests[i].privileged))
         found: dict[int, Rollout] = {}
         for low in range(0, len(fitting), self.recipe.batch_size):
             batch = fitting[low : low + self.recipe.batch_size]
-            for i, rollout in zip(batch, self._roll([jobs[i] for i in batch]), strict=True):
+            for i, rollout in zip(batch, self._roll([requests[i] for i in batch]), strict=True):
                 found[i] = rollout
-        return [(job, found.get(i)) for i, job in enumerate(jobs)]
+        return [(request, found.get(i)) for i, request in enumerate(requests)]
 
-    def grade(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> tuple[list[Trajectory], ShardStats]:
+    def grade(
+        self, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]
+    ) -> tuple[list[Trajectory], ShardStats]:
         """Judge the rollouts of a shard, and keep what the recipe says."""
         verdicts = self._verdicts(rollouts)
         rows, reasons, by_task = [], Counter[str](), dict[str, list[int]]()
         steps = unsure = correct = ungraded = 0
-        for (job, rollout), verdict in zip(rollouts, verdicts, strict=True):
+        for (request, rollout), verdict in zip(rollouts, verdicts, strict=True):
             right = verdict is not None and verdict.correct
             if verdict is None:
                 ungraded += 1
             else:
-                tally = by_task.setdefault(job.item.task.name, [0, 0])
+                tally = by_task.setdefault(request.item.task.name, [0, 0])
                 tally[0] += 1
                 tally[1] += right
                 correct += right
@@ -137,13 +143,13 @@ class Collector:
             steps += rollout.n_real
             unsure += sum(sure < UNSURE for sure in rollout.teacher)
             if right or verdict is None or self.recipe.keep == "all":
-                rows.append(_trajectory(job, rollout, verdict))
+                rows.append(_trajectory(request, rollout, verdict))
         stats = ShardStats(
             len(rollouts), len(rows), correct, dict(reasons.most_common(20)), steps, unsure, by_task, ungraded
         )
         return rows, stats
 
-    def _jobs(self, item: Item) -> Iterator[Job]:
+    def _requests(self, item: Item) -> Iterator[RolloutRequest]:
         lm, recipe = self.lm, self.recipe
         plain = plain_ids(lm, item.task, item.example, item.template)
         shown = plain
@@ -155,32 +161,34 @@ class Collector:
             eot = lm.tokens.ends[-1]
             written = [*lm.encode_text(str(solution)), eot]
         for sample in range(recipe.samples):
-            yield Job(item, sample, row_seed(recipe.seed, item.example.id, sample), plain, shown, written)
+            yield RolloutRequest(
+                item, sample, row_seed(recipe.seed, item.example.id, sample), plain, shown, written
+            )
 
-    def _roll(self, jobs: list[Job]) -> list[Rollout]:
-        references = [job.written for job in jobs] if self.recipe.tokens == "reference" else None
+    def _roll(self, requests: list[RolloutRequest]) -> list[Rollout]:
+        references = [request.written for request in requests] if self.recipe.tokens == "reference" else None
         return roll_out(
             self.lm,
-            [job.privileged for job in jobs],
-            [job.plain for job in jobs],
+            [request.privileged for request in requests],
+            [request.plain for request in requests],
             self.recipe.gen_length,
             self.config,
-            [job.seed for job in jobs],
+            [request.seed for request in requests],
             references,
             self.student,
             self.engine,
         )
 
-    def _verdicts(self, rollouts: Sequence[tuple[Job, Rollout | None]]) -> list[Verdict | None]:
+    def _verdicts(self, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]) -> list[Verdict | None]:
         """None for rollouts of tasks that are not graded."""
         verdicts: list[Verdict | None] = [
             Verdict(False, "the prompt does not fit the context") if rollout is None else None
             for _, rollout in rollouts
         ]
         by_task: dict[int, list[int]] = {}  # sections may name one task with different options
-        for i, (job, rollout) in enumerate(rollouts):
-            if rollout is not None and job.item.graded:
-                by_task.setdefault(id(job.item.task), []).append(i)
+        for i, (request, rollout) in enumerate(rollouts):
+            if rollout is not None and request.item.graded:
+                by_task.setdefault(id(request.item.task), []).append(i)
         for indices in by_task.values():
             task = rollouts[indices[0]][0].item.task
             pairs = [(rollouts[i][0].item.example, self._text(*rollouts[i])) for i in indices]
@@ -189,7 +197,7 @@ class Collector:
                 verdicts[i] = _by_majority(item, verdict) if item.origin == "majority" else verdict
         return verdicts
 
-    def _text(self, job: Job, rollout: Rollout | None) -> str:
+    def _text(self, request: RolloutRequest, rollout: Rollout | None) -> str:
         assert rollout is not None
         ends = set(self.lm.tokens.ends)
         answer = []
@@ -197,7 +205,9 @@ class Collector:
             if token in ends:
                 break
             answer.append(token)
-        return job.item.task.prompt(job.item.example, job.item.template).cut(self.lm.decode(answer))
+        return request.item.task.prompt(request.item.example, request.item.template).cut(
+            self.lm.decode(answer)
+        )
 
     def _with_majority(self, items: list[Item]) -> list[Item]:
         """Replace each reference by the most common final answer of unprivileged samples. The gold is not looked at."""
@@ -261,7 +271,7 @@ def fill(
 ) -> None:
     """Generate, grade and write shards: the next one is generated while one is graded."""
 
-    def finish(shard: int, rollouts: Sequence[tuple[Job, Rollout | None]]) -> None:
+    def finish(shard: int, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]) -> None:
         rows, stats = collector.grade(rollouts)
         store.write(shard, rows, stats)
         if report is not None:
@@ -314,17 +324,17 @@ def _reason_class(reason: str) -> str:
     return "".join("n" if c.isdigit() else c for c in reason)[:60]
 
 
-def _trajectory(job: Job, rollout: Rollout, verdict: Verdict | None) -> Trajectory:
-    example = job.item.example
+def _trajectory(request: RolloutRequest, rollout: Rollout, verdict: Verdict | None) -> Trajectory:
+    example = request.item.example
     return Trajectory(
-        id=f"{example.id}#{job.sample}",
-        task=job.item.task.name,
+        id=f"{example.id}#{request.sample}",
+        task=request.item.task.name,
         example=example.id,
-        sample=job.sample,
+        sample=request.sample,
         level=example.level,
-        seed=job.seed,
-        plain_ids=job.plain,
-        privileged_ids=job.privileged,
+        seed=request.seed,
+        plain_ids=request.plain,
+        privileged_ids=request.privileged,
         tokens=rollout.tokens,
         reveal=rollout.reveal,
         n_real=rollout.n_real,
@@ -333,5 +343,5 @@ def _trajectory(job: Job, rollout: Rollout, verdict: Verdict | None) -> Trajecto
         correct=None if verdict is None else verdict.correct,
         reason="not graded" if verdict is None else verdict.reason,
         extracted=None if verdict is None else verdict.extracted,
-        reference=job.item.origin,
+        reference=request.item.origin,
     )

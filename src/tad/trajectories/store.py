@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tad.errors import TadError
-from tad.files import create_folder, drop_partial, hash_bytes, is_vacant, write_json, write_whole, writing
+from tad.files import claim_described, drop_partial, hash_bytes, open_described, write_whole, writing
 
 SCHEMA_VERSION = 2
 META = "store.json"
+_WHAT, _COMMAND = "trajectory store", "tad collect"
 
 # Confidences need no more than three digits; half precision keeps a row of 256 positions under 3 KB.
 SCHEMA = pa.schema(
@@ -125,44 +126,13 @@ class TrajectoryStore:
     def open(cls, folder: str | Path) -> TrajectoryStore:
         """A store that exists."""
         folder = Path(folder)
-        path = folder / META
-        if not path.is_file():
-            raise TadError(
-                f"{folder}: no trajectories here ({META} is missing); make some with 'tad collect'"
-            )
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            found = values.get("schema_version")
-            if found != SCHEMA_VERSION:
-                raise TadError(
-                    f"{path}: schema version {found}, this package reads {SCHEMA_VERSION}; collect again"
-                )
-            if values.pop("hash", None) != _hash_of(values):
-                raise TadError(f"{path}: is damaged (its hash differs); collect again in another directory")
-            return cls(folder, StoreMeta(**values))
-        except (ValueError, TypeError, AttributeError):
-            raise TadError(f"{path}: is not the description of a trajectory store; collect again") from None
+        return cls(folder, open_described(folder / META, StoreMeta, SCHEMA_VERSION, _WHAT, _COMMAND))
 
     @classmethod
     def open_or_create(cls, folder: str | Path, meta: StoreMeta) -> TrajectoryStore:
         """The store at `folder` if it is the one described by `meta`, or a new one there."""
         folder = Path(folder)
-        if (folder / META).exists():
-            store = cls.open(folder)
-            different = store.meta.difference(meta)
-            if different:
-                raise TadError(
-                    f"{folder}: holds trajectories of another run: {different}; use another directory"
-                )
-            return store
-        if not is_vacant(folder):
-            if (folder / META).exists():  # another process of the run was first
-                return cls.open_or_create(folder, meta)
-            raise TadError(f"{folder}: is not empty and not a trajectory store; use another directory")
-        create_folder(folder)
-        values = asdict(meta)
-        write_json(folder / META, {**values, "hash": _hash_of(values)})
-        return cls(folder, meta)
+        return cls(folder, claim_described(folder / META, meta, _WHAT, _COMMAND))
 
     @contextmanager
     def writing(self, rank: int = 0, world: int = 1) -> Iterator[None]:
@@ -233,7 +203,3 @@ class TrajectoryStore:
         for table, _ in self.shards():
             for row in table.to_pylist():
                 yield Trajectory(**row)
-
-
-def _hash_of(values: dict[str, Any]) -> str:
-    return hash_bytes(json.dumps(values, sort_keys=True).encode())
