@@ -163,7 +163,7 @@ def test_a_paused_run_resumes_under_the_same_plan(run: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("override", ["optimization.steps=24", "seed=3", "data.widths=[192, 256]"])
 def test_resuming_with_another_recipe_is_refused(run: Path, override: str) -> None:
-    with pytest.raises(TadError, match=r"checkpoint-12: was made with .* resume with the same recipe"):
+    with pytest.raises(TadError, match=r"checkpoint-12: .*(optimization|seed|data)="):
         pretrain(recipe(override), run, resume=True, quiet=True)
 
 
@@ -191,7 +191,7 @@ def test_a_directory_with_a_run_is_not_overwritten(run: Path) -> None:
 
 
 def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match="no checkpoint to resume from"):
+    with pytest.raises(TadError, match="--resume"):
         pretrain(recipe(), tmp_path, resume=True, quiet=True)
 
 

@@ -141,9 +141,7 @@ def test_resuming_continues_with_another_micro_batch_but_not_with_another_recipe
     world: Path, tmp_path: Path
 ) -> None:
     distill(recipe(world), tmp_path, stop_at=2, quiet=True)
-    with pytest.raises(
-        TadError, match=r"checkpoint-2: was made with learning=.* resume with the same recipe"
-    ):
+    with pytest.raises(TadError, match=r"checkpoint-2: .*learning="):
         distill(recipe(world, learning={"lr": 1e-3, "steps": 6}), tmp_path, resume=True, quiet=True)
     assert distill(recipe(world, batch={"size": 8, "micro": 2}), tmp_path, resume=True, quiet=True).finished
 
@@ -152,7 +150,7 @@ def test_resuming_with_other_trajectories_is_refused(world: Path, tmp_path: Path
     distill(recipe(world), tmp_path / "run", stop_at=2, quiet=True)
     lm = tad.load(world / "base", device="cpu")
     other = write_store(tmp_path / "other", lm, 24, seed=5)
-    with pytest.raises(TadError, match="checkpoint-2: was trained on other trajectories"):
+    with pytest.raises(TadError, match=r"checkpoint-2: .*trajectories"):
         distill(recipe(world, trajectories=[str(other)]), tmp_path / "run", resume=True, quiet=True)
 
 
@@ -169,7 +167,7 @@ def test_resuming_with_a_window_measured_anew_is_refused(world: Path, tmp_path: 
     measure(4)
     distill(values, tmp_path / "run", stop_at=2, quiet=True)
     measure(9)
-    with pytest.raises(TadError, match="window 4, which is now measured as 9"):
+    with pytest.raises(TadError, match=r"objective\.window 4, .* 9"):
         distill(values, tmp_path / "run", resume=True, quiet=True)
     measure(4)
     assert distill(values, tmp_path / "run", resume=True, quiet=True).finished
@@ -419,9 +417,9 @@ def test_compiled_layers_train_alike(world: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "ffff"}, "trajectories of another model: ffff there"),
-        ({"tokenizer": "ffff"}, "trajectories of another tokenizer: ffff there"),
-        ({"family": "dream"}, "trajectories of another family: dream there"),
+        ({"model": "ffff"}, "model: ffff"),
+        ({"tokenizer": "ffff"}, "tokenizer: ffff"),
+        ({"family": "dream"}, "family: dream"),
     ],
 )
 def test_trajectories_of_something_else_are_refused(
@@ -436,16 +434,16 @@ def test_trajectories_of_something_else_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"name": "tda"}}, "objective 'tda' is not known"),
-        ({"objective": {"name": "tad", "windw": 4}}, "has no setting 'windw'; did you mean 'window'"),
-        ({"objective": {"name": "tad", "window": "quality"}}, "window 'quality' has not been measured: run"),
-        ({"objective": {"name": "tad", "window": "fast"}}, "window is a number, 'quality' or 'speed'"),
-        ({"objective": {"name": "sft"}, "states": "all"}, "states: all visits .* such as states: 1"),
-        ({"batch": {"size": 8, "micro": 3}}, r"batch\.size 8 is not a multiple of batch\.micro 3"),
-        ({"batch": {"size": 800, "micro": 4}}, r"batch\.size 800 is more than the 96 states"),
-        ({"distributed": "fsdp"}, "fsdp needs several GPU processes"),
+        ({"objective": {"name": "tda"}}, "'tda'"),
+        ({"objective": {"name": "tad", "windw": 4}}, "'windw'.*'window'"),
+        ({"objective": {"name": "tad", "window": "quality"}}, "window 'quality'.*tad window"),
+        ({"objective": {"name": "tad", "window": "fast"}}, "window .*'fast'"),
+        ({"objective": {"name": "sft"}, "states": "all"}, "states: all"),
+        ({"batch": {"size": 8, "micro": 3}}, r"batch\.size 8 .*batch\.micro=2"),
+        ({"batch": {"size": 800, "micro": 4}}, r"batch\.size 800 .*96"),
+        ({"distributed": "fsdp"}, "distributed: fsdp"),
         ({"objective": {"name": "tad", "window": 4, "filler": False}, "filler_states": True, "states": 2,
-          "batch": {"size": 1, "micro": 1}, "learning": {"steps": 24}}, "no near position in the whole batch"),
+          "batch": {"size": 1, "micro": 1}, "learning": {"steps": 24}}, r"objective\.window"),
     ],
 )  # fmt: skip
 def test_bad_recipes_are_one_line_errors(
@@ -484,7 +482,7 @@ def test_a_loss_that_is_not_a_number_stops_before_it_does_harm(
         return parts._replace(total=parts.total * math.nan) if len(calls) == 6 else parts
 
     monkeypatch.setattr(LossModule, "forward", spoiled)
-    with pytest.raises(TadError, match="step 3: the loss is nan") as error:
+    with pytest.raises(TadError, match=r"step 3: .*nan") as error:
         distill(recipe(world), tmp_path, quiet=True)
     assert all(name in str(error.value) for name in calls[5])
     assert str(tmp_path / "checkpoint-2") in str(error.value)
@@ -520,7 +518,7 @@ def test_a_gpu_that_is_named_is_the_one_that_is_trained_on(
 
 
 def test_an_adapter_beside_full_training_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave out one of the two"):
+    with pytest.raises(ValueError, match="full: true"):
         recipe(Path("x"), full=True).model_copy().model_validate(
             {"name": "x", "model": "m", "trajectories": ["t"], "full": True, "adapter": {"rank": 4}}
         )

@@ -159,15 +159,13 @@ def test_a_map_without_an_adapter_is_refused() -> None:
     model = adapted_model()
     plain = model.layers()[1].get_submodule(model.layers()[1].projections[0])
     plain.base_layer = nn.Identity()
-    with pytest.raises(
-        TadError, match=r"^fp8_base_forward: .* of layer 1 carries no adapter; train adapters"
-    ):
+    with pytest.raises(TadError, match=r"^fp8_base_forward: .* of layer 1"):
         quantize_base(model)
 
 
 def test_odd_shapes_are_refused_before_anything_is_changed() -> None:
     model = adapted_model(hidden=40)
-    with pytest.raises(TadError, match=r"^fp8_base_forward: .* is 40 x 32; both must be multiples of 16$"):
+    with pytest.raises(TadError, match=r"^fp8_base_forward: .* 40 x 32"):
         quantize_base(model)
     assert fp8_buffers(model) == []
 
@@ -212,7 +210,7 @@ def test_a_run_stopped_and_resumed_ends_bit_equal(world: Path, tmp_path: Path) -
     values = recipe(world, fp8_base_forward=True)
     distill(values, tmp_path / "whole", quiet=True)
     distill(values, tmp_path / "parts", stop_at=3, quiet=True)
-    with pytest.raises(TadError, match=r"checkpoint-3: was made with fp8_base_forward=True"):
+    with pytest.raises(TadError, match=r"checkpoint-3: .*fp8_base_forward=True"):
         distill(recipe(world), tmp_path / "parts", resume=True, quiet=True)
     assert distill(values, tmp_path / "parts", resume=True, quiet=True).finished
     left, right = (load_file(tmp_path / part / "adapter" / WEIGHTS) for part in ("whole", "parts"))

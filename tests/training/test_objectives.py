@@ -636,7 +636,7 @@ def test_full_fine_tuning_trains_the_head_too(tied: bool) -> None:
 
 
 def test_a_whole_model_without_a_teacher_is_refused() -> None:
-    with pytest.raises(TadError, match="objective 'tad' needs a teacher"):
+    with pytest.raises(TadError, match="'tad'"):
         LossModule(tiny_model(), made("tad"))
     LossModule(tiny_model(), made("sft"))
 
@@ -694,7 +694,7 @@ def test_an_empty_prompt_is_refused_where_the_output_before_it_is_needed() -> No
         if works:
             objective.collate(views)
         else:
-            with pytest.raises(TadError, match="bare: its prompt is empty"):
+            with pytest.raises(TadError, match="trajectory bare"):
                 objective.collate(views)
 
 

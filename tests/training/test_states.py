@@ -117,14 +117,14 @@ def test_micro_batches_and_processes_only_split_a_batch(micro: int, ranks: int) 
 
 
 def test_a_batch_that_does_not_divide_names_a_micro_batch_that_does() -> None:
-    with pytest.raises(TadError, match=r"batch\.size 256 is not a multiple .* use batch\.micro=2"):
+    with pytest.raises(TadError, match=r"batch\.size 256 .*batch\.micro=2"):
         Split(256, 3, 0, 8)
-    with pytest.raises(TadError, match="not a multiple of the 3 processes"):
+    with pytest.raises(TadError, match=r"batch\.size 256 .*3 processes"):
         Split(256, 3, 0, 3)
 
 
 def test_fewer_states_than_a_batch_is_an_error() -> None:
-    with pytest.raises(TadError, match=r"batch\.size 64 is more than the 10 states"):
+    with pytest.raises(TadError, match=r"batch\.size 64 .*10 states"):
         plan_batches(np.ones((10, 2)), 64, 1, 0, 0)
 
 
@@ -186,16 +186,16 @@ def test_several_stores_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_an_empty_store_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match="empty: no trajectories in the store"):
+    with pytest.raises(TadError, match="/empty: "):
         read_stores([write_store(tmp_path / "empty", [])])
 
 
 def test_a_folder_that_is_no_store_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match="no trajectory store here"):
+    with pytest.raises(TadError, match=r"store\.json"):
         read_stores([tmp_path])
 
 
 def test_stores_of_different_canvases_do_not_mix(tmp_path: Path) -> None:
     stores = [write_store(tmp_path / "a", ["x"]), write_store(tmp_path / "b", ["y"], gen_length=4)]
-    with pytest.raises(TadError, match="its canvas has 4 positions"):
+    with pytest.raises(TadError, match=r"/b: .* 4 "):
         read_stores(stores)
