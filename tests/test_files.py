@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from tad.errors import TadError
-from tad.files import disk_errors, drop_partial, finite, hash_bytes, hash_file, waiting, write_whole, writing
+from tad.files import (
+    disk_errors,
+    drop_partial,
+    finite,
+    full_disk,
+    hash_bytes,
+    hash_file,
+    waiting,
+    write_whole,
+    writing,
+)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,8 @@ def test_a_full_disk_is_one_line_whoever_met_it(error: Exception, tmp_path: Path
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="PytorchStreamWriter"), disk_errors(tmp_path):
         raise RuntimeError("PytorchStreamWriter failed")
+    with pytest.raises(PermissionError), full_disk(tmp_path):
+        raise PermissionError(errno.EACCES, "Permission denied", "elsewhere")
 
 
 def test_numbers_that_json_does_not_know_become_null() -> None:

@@ -258,26 +258,33 @@ def _is_locked(path: Path) -> bool:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """A full disk, or a folder that cannot be written to, in one line; also from libraries that hide the cause."""
+    """A full disk, or a folder that cannot be written to, in one line."""
+    try:
+        with full_disk(folder):
+            yield
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise TadError(f"{folder}: cannot write here ({error.strerror}); use another directory") from None
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise TadError(
+                f"{folder}: this file system has no locks ({error.strerror}); use another one"
+            ) from None
+        raise
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """A full disk in one line, also from libraries that hide the cause."""
     try:
         yield
     except TadError:
         raise
     except Exception as error:
-        if _is_full(error, folder):
-            raise TadError(
-                f"{folder}: the disk is full; free some space and run the same command again"
-            ) from None
-        code = error.errno if isinstance(error, OSError) else None
-        if code in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise TadError(
-                f"{folder}: cannot write here ({os.strerror(code)}); use another directory"
-            ) from None
-        if code in (errno.ENOLCK, errno.EOPNOTSUPP):
-            raise TadError(
-                f"{folder}: this file system has no locks ({os.strerror(code)}); use another one"
-            ) from None
-        raise
+        if not _is_full(error, folder):
+            raise
+        raise TadError(
+            f"{folder}: the disk is full; free some space and run the same command again"
+        ) from None
 
 
 def _is_full(error: BaseException | None, folder: Path) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.files import create_folder, disk_errors, hash_file, write_json, writing
+from tad.files import create_folder, full_disk, hash_file, write_json, writing
 
 POSITION = "position.json"
 """Where in the data and under which recipe a checkpoint was made."""
@@ -75,7 +75,7 @@ def open_run(
     """
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     create_folder(out)
-    with writing(out, rank, ranks), disk_errors(out):
+    with writing(out, rank, ranks), full_disk(out):
         if not resume and (checkpoints(out) or any((out / name).exists() for name in results)):
             raise TadError(f"{out}: already holds a run; pass --resume to go on with it, or another --out")
         checkpoint, damaged = _newest_whole(out) if resume else (None, [])
