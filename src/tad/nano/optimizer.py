@@ -2,7 +2,8 @@
 
 Muon (momentum, then the nearest orthogonal matrix by a Newton-Schulz iteration) learns the nano world in a fraction of
 Adam's steps. Matrices of one shape are updated together, which keeps the number of GPU kernels small. Weights below
-fp32 have an fp32 copy in the state, on which the update works.
+fp32 have an fp32 copy in the state, on which the update works. torch.optim.Muon, where torch has it, does neither: it goes
+matrix by matrix and would round every update of a bf16 weight.
 """
 
 from __future__ import annotations
