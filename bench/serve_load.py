@@ -128,7 +128,18 @@ def answer_alone(model: str, device: str | None, questions: list[Question]) -> l
 @contextmanager
 def serving(model: str, device: str | None, batch: int, queue: int) -> Iterator[tuple[str, int]]:
     """`tad serve` as a process: its address and process id."""
-    command = [sys.executable, "-m", "tad", "serve", model, "--name", "model", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "tad",
+        "serve",
+        model,
+        "--name",
+        "model",
+        "--port",
+        "0",
+        "--no-request-log",
+    ]
     command += ["--batch", str(batch), "--queue", str(queue), *(["--device", device] if device else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None

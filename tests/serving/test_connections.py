@@ -197,7 +197,7 @@ def test_400_silent_connections_do_not_exhaust_256_descriptors(
     def lower_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
-    server = Process(checkpoint, *key, "--no-request-log", before=lower_limit)
+    server = Process(checkpoint, *key, before=lower_limit)
     port = int(server.url.rpartition(":")[2])
     silent = [connect(port) for _ in range(400)]
     for number, one in enumerate(silent):

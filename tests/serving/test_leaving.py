@@ -138,6 +138,7 @@ class Process:
             "0",
             "--device",
             "cpu",
+            "--no-request-log",  # nobody reads the pipe
             *options,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -24,7 +24,7 @@ BACKLOG = 32  # connections the kernel holds back and the event loop accepts at 
 _RESERVED = (
     64 + 3 * BACKLOG
 )  # descriptors for everything else, and for connections accepted but not yet counted
-_PILED_UP = 2**13  # bytes a client's machine holds for a program that does not read them
+_PILED_UP = 2**12  # bytes a client's machine holds for a program that does not read them
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
