@@ -66,7 +66,7 @@ def test_levels_are_printed_when_asked(model: str, own: list[str], tmp_path: Pat
 
 def test_a_sweep_prints_and_writes_its_points(model: str, own: list[str], tmp_path: Path) -> None:
     result = run("eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s", "--y-max", "75")
-    assert "y_max = 75.00" in result.stdout
+    assert "75.0 (given)" in result.stdout
     assert "one token" in result.stdout
     points = json.loads((tmp_path / "s" / "points.json").read_text())
     (found,) = points[0]["rows"][1]["scopes"].values()

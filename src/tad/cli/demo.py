@@ -152,13 +152,10 @@ def show_problem(lm: LM) -> None:
 
 def show_results(table: ResultTable) -> str:
     """The verdicts, then accuracy and speed of each method, narrow enough for any terminal."""
-    from tad.evaluation.tables import align, list_verdicts
+    from tad.evaluation.tables import align, grid_results, list_verdicts
 
-    rows: list[tuple[str, ...]] = [("method", "accuracy %", "TPF", "accuracy to base")]
-    for row in table.rows:
-        found = row.scopes[table.scope]
-        difference = found.to_base.accuracy.with_interval(1, "+") if found.to_base else "-"
-        rows.append((row.title, found.accuracy.text(1), found.tpf.text(2), difference))
+    grid = grid_results(table, [table.scope])
+    rows = [grid.head[:4], *([str(cell) for cell in row[:4]] for row in grid.groups[0].rows)]
     return "\n".join(
         [
             *list_verdicts(table),

@@ -260,21 +260,15 @@ class Estimate:
     interval: Interval | None = None
     few: bool = False  # the interval is to be shown, not the standard error
 
-    def text(self, digits: int) -> str:
-        """'85.0 (sd 2.4)' over training seeds, else '85.0 ± 4.1', else as `with_interval`."""
-        value = f"{self.value:.{digits}f}"
-        if self.sd is not None:
-            return f"{value} (sd {self.sd:.{digits}f})"
-        if self.se is not None and not math.isnan(self.se) and not self.few:
-            return f"{value} ± {self.se:.{digits}f}"
-        return self.with_interval(digits)
-
     def with_interval(self, digits: int, sign: str = "") -> str:
         """'-6.7 [-12.5, -0.8]'."""
-        value = f"{self.value:{sign}.{digits}f}"
+        return f"{self.value:{sign}.{digits}f} {self.interval_text(digits, sign)}".rstrip()
+
+    def interval_text(self, digits: int, sign: str = "") -> str:
+        """'[-12.5, -0.8]'; nothing where there is none."""
         if self.interval is None or math.isnan(self.interval[0]):
-            return value
-        return f"{value} [{self.interval[0]:{sign}.{digits}f}, {self.interval[1]:{sign}.{digits}f}]"
+            return ""
+        return f"[{self.interval[0]:{sign}.{digits}f}, {self.interval[1]:{sign}.{digits}f}]"
 
 
 @dataclass(frozen=True)

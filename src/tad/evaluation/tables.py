@@ -6,15 +6,16 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.analysis import MEAN, POOLED, CurvePoint, ResultRow, ResultTable, ScopeResult
+from tad.evaluation.analysis import MEAN, POOLED, Estimate, ResultRow, ResultTable, ScopeResult
 from tad.evaluation.sweep import FIRST
 from tad.evaluation.throughput import Speed
 from tad.files import create_folder, write_json, write_whole
 
+SMALL = 200  # problems of a task; a number on fewer is marked on the page
 _COLUMNS = ("n", "accuracy %", "TPF", "TPF all", "forwards", "tokens/s")
 
 
@@ -95,41 +96,198 @@ def _cells(found: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-# Tables of methods
+# Tables of methods: one model of a table, shown as text, as Markdown, and by the report as HTML
 
 
-def columns(table: ResultTable) -> list[str]:
+@dataclass(frozen=True)
+class GridCell:
+    """`note` stands beside the text, or below it. `method`: whose row it begins. `span`: an interval to be drawn."""
+
+    text: str
+    note: str = ""
+    method: str | None = None
+    span: tuple[float, float, float] | None = None  # low, value, high
+
+    def __str__(self) -> str:
+        if not self.note:
+            return self.text
+        return f"{self.text} ({self.note})" if self.method else f"{self.text} {self.note}"
+
+
+@dataclass
+class GridGroup:
+    title: str
+    rows: list[list[GridCell]]
+    small: bool = False  # rests on fewer problems than numbers should
+
+
+@dataclass
+class Grid:
+    label: str
+    head: list[str]
+    groups: list[GridGroup] = field(default_factory=list)
+
+    def show(self) -> str:
+        """For a terminal."""
+        parts = []
+        for group in self.groups:
+            lines = [self.head, *([str(cell) for cell in row] for row in group.rows)]
+            parts += [*([group.title] if group.title else []), align(lines), ""]
+        return "\n".join(parts).rstrip()
+
+    def markdown(self) -> str:
+        rows = [[str(cell) for cell in row] for group in self.groups for row in group.rows]
+        lines = [self.head, ["---"] * len(self.head), *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cells(*texts: str) -> list[GridCell]:
+    return [GridCell(text) for text in texts]
+
+
+def is_small(table: ResultTable, scope: str) -> bool:
+    counts = table.tasks.values() if scope in (MEAN, POOLED) else [table.tasks[scope]]
+    return min(counts, default=0) < SMALL
+
+
+def _group(table: ResultTable, scope: str, rows: list[list[GridCell]]) -> GridGroup:
+    every = ", ".join(f"{shorten(task)} {n:,}" for task, n in table.tasks.items())
+    n = sum(table.tasks.values()) if scope in (MEAN, POOLED) else table.tasks[scope]
+    what = f": {every}" if scope in (MEAN, POOLED) else ""
+    return GridGroup(f"{shorten(scope)}, n = {n:,}{what}", rows, is_small(table, scope))
+
+
+def grid_results(table: ResultTable, scopes: Sequence[str], missing: bool = False) -> Grid:
+    """Every method at its default setting, in each of the scopes; with `missing`, those without numbers too."""
     baseline = [f"x {title_of(table, table.baseline)}"] if table.baseline else []
     at = f"TPF at {'base' if table.base else 'own'} - {table.tolerance:g}"
-    return ["method", "seeds", "one token %", "setting", "accuracy %", "to base", "TPF", at, *baseline, "AUP"]
+    head = ["method", "TPF", "accuracy %", "to base", at, *baseline, "AUP", "one token %", "seeds"]
+    grid = Grid(f"Methods of {table.title}", head)
+    for scope in scopes if table.tasks else [""]:
+        rows = []
+        for row in table.rows:
+            if scope in row.scopes:
+                rows.append(_result_row(table, row, scope))
+            elif missing:
+                blank = [""] * (len(head) - 3)
+                rows.append(
+                    [GridCell(row.title, method=row.title), *cells(row.state, *blank, describe_seeds(row))]
+                )
+        grid.groups.append(_group(table, scope, rows) if scope else GridGroup("", rows))
+    return grid
 
 
-def cells(table: ResultTable, row: ResultRow, scope: str) -> list[str]:
-    """One line of a table, as text."""
-    seeds = describe_seeds(row)
-    if scope not in row.scopes:
-        return [row.title, seeds, row.state, *[""] * (len(columns(table)) - 3)]
+def _result_row(table: ResultTable, row: ResultRow, scope: str) -> list[GridCell]:
     found = row.scopes[scope]
-    baseline = (
-        [found.times_baseline.with_interval(2) if found.times_baseline else "-"] if table.baseline else []
-    )
+    at, (low, high) = found.tpf_at_target, found.tpf_at_target_interval
     return [
-        row.title,
-        seeds,
-        found.first.text(1) if found.first else "-",
-        describe_setting(found.setting),
-        found.accuracy.text(1),
-        found.to_base.accuracy.with_interval(1, "+") if found.to_base else "-",
-        found.tpf.text(2),
-        at_target(found),
-        *baseline,
-        found.aup.text(1) if found.aup else "-",
+        GridCell(row.title, describe_setting(found.setting), row.title),
+        _cell(found.tpf, 2),
+        _cell(found.accuracy, 1),
+        _cell(found.to_base.accuracy if found.to_base else None, 1, "+", interval=True),
+        GridCell("-")
+        if at is None
+        else GridCell(str(at), "" if at.tpf is None else f"[{low:.2f}, {high:.2f}]"),
+        *([_cell(found.times_baseline, 2, interval=True)] if table.baseline else []),
+        _cell(found.aup, 1, interval=True),
+        _cell(found.first, 1),
+        *cells(describe_seeds(row)),
     ]
+
+
+def _cell(one: Estimate | None, digits: int, sign: str = "", interval: bool = False) -> GridCell:
+    """The spread over training seeds, else the standard error over problems; the interval where that is asked for, or where
+    the standard error misleads."""
+    if one is None or math.isnan(one.value):
+        return GridCell("-")
+    value = f"{one.value:{sign}.{digits}f}"
+    if one.sd is not None and not interval:
+        return GridCell(value, f"sd {one.sd:.{digits}f}")
+    if interval or one.few:
+        return GridCell(value, one.interval_text(digits, sign))
+    return GridCell(value, "" if one.se is None or math.isnan(one.se) else f"± {one.se:.{digits}f}")
+
+
+def grid_points(table: ResultTable, scopes: Sequence[str]) -> Grid:
+    """Every point of every method."""
+    head = ["method", "setting", "TPF", "accuracy %", "TPF all", "forwards per problem", "tokens/s", "seeds"]
+    grid = Grid(f"All points of {table.title}", head)
+    for scope in scopes:
+        rows = []
+        for row in (row for row in table.rows if scope in row.scopes):
+            for point in row.scopes[scope].points:
+                accuracy, rate = _cell(point.accuracy, 1), point.tokens_per_second
+                note = f"{accuracy.note}, not in the area" if point.dropped else accuracy.note
+                rows.append(
+                    [
+                        GridCell(row.title, method=row.title),
+                        GridCell(describe_setting(point.setting)),
+                        _cell(point.tpf, 2),
+                        GridCell(accuracy.text, note),
+                        *cells(
+                            with_error(point.tpf_all, None, 2),
+                            f"{point.forwards:.1f}",
+                            f"{rate:,.0f}" if math.isfinite(rate) else "-",
+                            describe_seeds(row),
+                        ),
+                    ]
+                )
+        grid.groups.append(_group(table, scope, rows))
+    return grid
+
+
+def grid_pairs(table: ResultTable, baseline: bool = False) -> Grid | None:
+    """Every method against the base one token at a time, or against the baseline at its default setting."""
+    reference = table.baseline if baseline else table.base
+    head = [
+        "method",
+        "accuracy, points",
+        "TPF",
+        "fewer forwards",
+        "gained / lost",
+        "p",
+        "80 % power at",
+        "seeds",
+    ]
+    title = title_of(table, reference) if reference else "their own run one token at a time"
+    grid = Grid(f"against {title}", head)
+    for scope in table.scopes:
+        rows = []
+        for row in (row for row in table.rows if scope in row.scopes and row.method != reference):
+            found = row.scopes[scope]
+            pair = found.to_baseline if baseline else found.to_base
+            if pair is None:
+                continue
+            low, high = pair.accuracy.interval or (math.nan, math.nan)
+            accuracy = _cell(pair.accuracy, 2, "+", interval=True)
+            effect = pair.minimum_detectable_effect
+            rows.append(
+                [
+                    GridCell(row.title, describe_setting(found.setting), row.title),
+                    GridCell(accuracy.text, accuracy.note, span=(low, pair.accuracy.value, high)),
+                    _cell(pair.tpf, 2, "+", interval=True),
+                    _cell(pair.speedup, 2, interval=True),
+                    *cells(
+                        f"{pair.gained} / {pair.lost}",
+                        "-" if pair.p_value is None else f"{pair.p_value:.2g}",
+                        "-" if effect is None else f"± {effect:.2f}",
+                        describe_seeds(row),
+                    ),
+                ]
+            )
+        if rows:
+            grid.groups.append(_group(table, scope, rows))
+    return grid if grid.groups else None
 
 
 def title_of(table: ResultTable, method: str | None) -> str:
     """What a method is called in a table."""
     return next((row.title for row in table.rows if row.method == method), method or "")
+
+
+def shorten(task: str) -> str:
+    """A task's name; of a file of one's own, the file's."""
+    return Path(task.partition(":")[2]).name if task.startswith("jsonl:") else task
 
 
 def describe_seeds(row: ResultRow) -> str:
@@ -150,25 +308,34 @@ def describe_setting(name: str) -> str:
     return rest.replace("=", " ").replace(",", ", ") or "as published"
 
 
-def at_target(found: ScopeResult) -> str:
-    if found.tpf_at_target is None:
-        return "-"
-    low, high = found.tpf_at_target_interval
-    return f"{found.tpf_at_target}" + ("" if found.tpf_at_target.tpf is None else f" [{low:.2f}, {high:.2f}]")
-
-
 def show_table(table: ResultTable) -> str:
     """For a terminal: the verdicts, the methods, and what the numbers are."""
-    rows = [columns(table), *(cells(table, row, table.scope) for row in table.rows)]
-    return "\n".join([*list_verdicts(table), align(rows), "", *explain(table)])
+    text = grid_results(table, [table.scope], missing=True).show()
+    return "\n".join([*list_verdicts(table), text, "", *explain(table)])
 
 
 def as_markdown(table: ResultTable) -> str:
     """The table with a heading and the words needed to read it."""
-    head = columns(table)
-    lines = [f"### {table.title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    lines += [f"| {' | '.join(cells(table, row, table.scope))} |" for row in table.rows]
-    return "\n".join([*lines, "", *explain(table)]) + "\n"
+    text = grid_results(table, [table.scope], missing=True).markdown()
+    return "\n".join([f"### {table.title}", "", text, "", *explain(table)]) + "\n"
+
+
+def show_points(table: ResultTable) -> str:
+    """Every scope: the methods with AUP and the speed at the target accuracy, then all points."""
+    grids = (grid_results(table, table.scopes), grid_points(table, table.scopes))
+    parts = [table.title, *list_verdicts(table), "", *(f"{grid.show()}\n" for grid in grids)]
+    return "\n".join([*parts, *explain(table)])
+
+
+def show_comparison(table: ResultTable, notes: Sequence[str] = ()) -> str:
+    """Runs on the problems they share, then each against the first."""
+    pairs = grid_pairs(table)
+    assert pairs is not None
+    parts = [*(f"note: {note}" for note in notes), grid_points(table, table.scopes).show(), ""]
+    parts.append(
+        f"{pairs.label}, paired on the same problems (brackets: 95 % bootstrap; p: McNemar's exact test)"
+    )
+    return "\n".join([*parts, pairs.show()])
 
 
 def rank_rows(table: ResultTable) -> list[ResultRow]:
@@ -202,7 +369,7 @@ def explain(table: ResultTable) -> list[str]:
     """What the numbers are."""
     if not table.tasks:
         return ["No numbers: no verdicts yet." if table.ungraded else "No numbers: nothing has been run yet."]
-    tasks = ", ".join(f"{task} {n}" for task, n in table.tasks.items())
+    tasks = ", ".join(f"{shorten(task)} {n}" for task, n in table.tasks.items())
     several = len(table.tasks) > 1
     lines = [
         f"n = {sum(table.tasks.values())} problems ({tasks}){', the mean over tasks' if several else ''}. ±: standard error "
@@ -219,115 +386,12 @@ def explain(table: ResultTable) -> list[str]:
         lines.append(
             "There is no run of the base one token at a time: each method is held to its own such run."
         )
-    tops = ", ".join(f"{task} {top:.1f}" for task, top in table.y_max.items())
+    tops = ", ".join(f"{shorten(task)} {top:.1f}" for task, top in table.y_max.items())
     source = "given" if table.y_max_given else "the highest accuracy of all methods"
     lines.append(f"AUP: {'mean over tasks, ' if several else ''}y_max {tops} ({source}).")
     if table.ungraded:
-        lines.append(f"Not graded yet, and not in the numbers: {', '.join(table.ungraded)}.")
+        lines.append(f"Not graded yet, and not in the numbers: {', '.join(map(shorten, table.ungraded))}.")
     return lines + ([table.note] if table.note else [])
-
-
-def show_points(table: ResultTable) -> str:
-    """Every scope: the methods with AUP and the speed at the target accuracy, and all their points."""
-    parts = [f"{table.title}: target accuracy is {_target(table)}"]
-    for scope in table.scopes:
-        rows = [row for row in table.rows if scope in row.scopes]
-        n = sum(table.tasks.values()) if scope in (MEAN, POOLED) else table.tasks[scope]
-        top = f", y_max = {table.y_max[scope]:.2f}" if scope in table.y_max else ""
-        parts += ["", f"{scope}, n = {n}{top}"]
-        lines = [("method", "AUP", "95 % interval", columns(table)[7])]
-        for row in rows:
-            found = row.scopes[scope]
-            lines.append((row.title, *_area(found, scope), at_target(found)))
-        parts += [align(lines), "", _points(rows, scope)]
-    if table.y_max_given:
-        parts.append("y_max as given")
-    return "\n".join(parts).rstrip()
-
-
-def _target(table: ResultTable) -> str:
-    if table.base is None:
-        return f"each method's own, one token at a time, less {table.tolerance:g} points"
-    return f"that of {title_of(table, table.base)} less {table.tolerance:g} points"
-
-
-def _area(found: ScopeResult, scope: str) -> tuple[str, str]:
-    if found.aup is None:
-        return ("-", "") if scope == POOLED or found.first is None else ("undefined", "no answer is right")
-    low, high = found.aup.interval or (math.nan, math.nan)
-    return f"{found.aup.value:.1f}", f"{low:.1f} to {high:.1f}"
-
-
-def _points(rows: Sequence[ResultRow], scope: str) -> str:
-    """Three lines a method: settings, tokens per forward, accuracy."""
-    width = max(len(row.scopes[scope].points) for row in rows)
-    lines: list[tuple[str, ...]] = [("points", *("" for _ in range(width)))]
-    for row in rows:
-        points = row.scopes[scope].points
-        empty = [""] * (width - len(points))
-        lines.append((row.title, *(_at(point) for point in points), *empty))
-        lines.append(("  TPF", *(f"{point.tpf.value:.2f}" for point in points), *empty))
-        lines.append(
-            (
-                "  accuracy %",
-                *(point.accuracy.text(1) + (" x" if point.dropped else "") for point in points),
-                *empty,
-            )
-        )
-    note = "x: more than 5 below the one-token run, or slower than it: not in the area"
-    dropped = any(point.dropped for row in rows for point in row.scopes[scope].points)
-    return align(lines) + (f"\n{note}" if dropped else "")
-
-
-def _at(point: CurvePoint) -> str:
-    return "one token" if point.value is None else f"{point.value:g}"
-
-
-def show_comparison(table: ResultTable, notes: Sequence[str] = ()) -> str:
-    """Runs on the problems they share, then each against the first."""
-    parts = [f"note: {note}" for note in notes]
-    for scope in table.scopes:
-        rows: list[tuple[str, ...]] = [(scope, "n", "accuracy %", "TPF", "TPF all", "forwards", "tokens/s")]
-        for row in table.rows:
-            found = row.scopes[scope]
-            point = found.points[0]
-            rate = point.tokens_per_second
-            rows.append(
-                (
-                    row.title,
-                    f"{found.n}",
-                    point.accuracy.text(1),
-                    point.tpf.text(2),
-                    f"{point.tpf_all:.2f}",
-                    f"{point.forwards:.1f}",
-                    f"{rate:.0f}" if math.isfinite(rate) else "-",
-                )
-            )
-        parts += [align(rows), ""]
-    parts.append(
-        f"against {table.rows[0].title}, paired on the same problems (95 % bootstrap; McNemar exact):"
-    )
-    lines = [("run", "scope", "n", "accuracy", "gained/lost", "p", "80 % power at", "TPF", "fewer forwards")]
-    for scope in table.scopes:
-        for row in table.rows[1:]:
-            one = row.scopes[scope].to_base
-            assert one is not None
-            p = "-" if one.p_value is None else f"{one.p_value:.2g}"
-            effect = one.minimum_detectable_effect
-            lines.append(
-                (
-                    row.title,
-                    scope,
-                    f"{one.n}",
-                    one.accuracy.with_interval(2, "+"),
-                    f"{one.gained}/{one.lost}",
-                    p,
-                    "-" if effect is None else f"± {effect:.2f}",
-                    one.tpf.with_interval(2, "+"),
-                    one.speedup.with_interval(2),
-                )
-            )
-    return "\n".join([*parts, align(lines)])
 
 
 def as_csv(table: ResultTable) -> str:

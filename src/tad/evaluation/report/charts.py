@@ -27,7 +27,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from tad.evaluation.analysis import CurvePoint, Estimate, ResultRow, ResultTable
-from tad.evaluation.report.gather import StoreData, TrainingData, shorten
+from tad.evaluation.report.gather import StoreData, TrainingData
+from tad.evaluation.tables import shorten
 from tad.trajectories.summary import draw_decay
 
 # Six hues that stay apart for readers with any of the common colour deficiencies; a seventh method repeats the first hue

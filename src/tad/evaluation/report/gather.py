@@ -19,6 +19,7 @@ from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, pa
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study
+from tad.evaluation.tables import shorten
 from tad.files import read_lines
 from tad.training.distill import ADAPTER, LOG, MODEL
 from tad.training.record import RECORD
@@ -389,8 +390,3 @@ def tell_apart(folders: Sequence[Path]) -> list[str]:
             depth += 1
         names.append("/".join(own[-depth:]))
     return names
-
-
-def shorten(task: str) -> str:
-    """A task's name; of a file of one's own, the file's."""
-    return Path(task.partition(":")[2]).name if task.startswith("jsonl:") else task

@@ -38,9 +38,17 @@ from tad.evaluation.report.charts import (
     css_variables,
 )
 from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather, tell_apart
-from tad.evaluation.report.grids import SMOKE, is_small
 from tad.evaluation.report.replay import Scene, Side, decode_scenes, replay_rows
-from tad.evaluation.tables import describe_seeds, explain, list_verdicts
+from tad.evaluation.tables import (
+    SMALL,
+    describe_seeds,
+    explain,
+    grid_pairs,
+    grid_points,
+    grid_results,
+    is_small,
+    list_verdicts,
+)
 from tad.files import create_folder, finite, write_whole
 from tad.models import LM
 from tad.training.record import find_commit
@@ -201,7 +209,7 @@ def _draw(
     ) -> None:
         if charts:
             path = out.with_name(f"{out.stem}-{name}.png")
-            label = "smoke size; " if smoke or min(chart.n for chart in charts) < SMOKE else ""
+            label = "smoke size; " if smoke or min(chart.n for chart in charts) < SMALL else ""
             written.append(as_png(charts, path, label + foot, legend))
 
     for part, drawn in zip(found.parts, results, strict=True):
@@ -243,6 +251,7 @@ def _render(
     environment = Environment(
         loader=FileSystemLoader(_PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["typeset"] = _typeset
     no_replay = next((note for note in found.notes if note.startswith("replay")), "")
     return environment.get_template("template.html").render(
         title=title,
@@ -266,6 +275,8 @@ def _render(
         commit=(find_commit() or "")[:12],
         made=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
         markers=_MARKERS,
+        styles=styles,
+        smoke_all=smoke,
         light=Markup(css_variables(LIGHT)),
         dark=Markup(css_variables(DARK)),
         style=Markup((_PARTS / "style.css").read_text(encoding="utf-8")),
@@ -273,6 +284,11 @@ def _render(
         script_hash=digest,
         data=_embed(found),
     )
+
+
+def _typeset(text: str) -> str:
+    """Minus and comparison signs as a book has them."""
+    return re.sub(r"(?<![\w-])-(?=[\d ])", "−", text).replace(">=", "≥")
 
 
 def _view_part(
@@ -306,15 +322,15 @@ def _view_table(
 ) -> dict[str, Any]:
     rows = [row for row in table.rows if row.scopes]
     others = table.scopes[1:] if len(table.tasks) > 1 else []
-    pairs = (grids.grid_pairs(table, styles, smoke, baseline) for baseline in (False, True))
+    pairs = (grid_pairs(table, baseline) for baseline in (False, True))
     return {
         "title": table.title,
         "tolerance": f"{table.tolerance:g}",
         "verdicts": list_verdicts(table),
         "done": len(rows),
         "planned": len(table.rows),
-        "rows": grids.grid_results(table, [table.scope], styles, smoke) if rows else None,
-        "scopes": grids.grid_results(table, others, styles, smoke) if rows and others else None,
+        "rows": grid_results(table, [table.scope]) if rows else None,
+        "scopes": grid_results(table, others) if rows and others else None,
         "missing": [(row.title, row.state) for row in table.rows if not row.scopes],
         "words": [
             Markup(re.sub(r"\*(.+?)\*", r"<i>\1</i>", str(Markup.escape(line)))) for line in explain(table)
@@ -331,7 +347,7 @@ def _view_table(
         "first": _figures(charts.first, smoke),
         "tasks": _figures(charts.scopes, smoke),
         "pairs": [grid for grid in pairs if grid is not None] if rows else [],
-        "points": grids.grid_points(table, styles, smoke) if rows else None,
+        "points": grid_points(table, table.scopes) if rows else None,
     }
 
 
@@ -342,7 +358,7 @@ def _count(seeds: str) -> str:
 
 def _figures(charts: Sequence[Chart], smoke: bool) -> list[dict[str, Any]]:
     return [
-        {"title": chart.title, "svg": Markup(as_svg(chart)), "smoke": smoke or chart.n < SMOKE}
+        {"title": chart.title, "svg": Markup(as_svg(chart)), "smoke": smoke or chart.n < SMALL}
         for chart in charts
     ]
 
@@ -399,7 +415,7 @@ def _warn(found: Gathered, everything: bool) -> str:
     if everything:
         return f"This run shows that everything works, not how well.{least} Errors are wide; do not quote these numbers."
     if small:
-        return f"Some numbers rest on fewer than {SMOKE} problems and are marked.{least} Their errors are wide; do not quote them."
+        return f"Some numbers rest on fewer than {SMALL} problems and are marked.{least} Their errors are wide; do not quote them."
     return ""
 
 
