@@ -18,12 +18,12 @@ from lm_eval_setup import tiny_lm
 from tad.decoding import decode
 from tad.errors import TadError
 from tad.evaluation.lm_eval.likelihood import decodes_greedily, draw_masks, estimate_loglikelihood
-from tad.models import FAMILIES, LM
+from tad.models import DREAM, LLADA, LM
 
 CONTEXT, TARGET = "What is 2 + 2?", "four"
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES.values()), ids=lambda family: family.name)
+@pytest.fixture(scope="module", params=[LLADA, DREAM], ids=lambda family: family.name)
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LM:
     return tiny_lm(tmp_path_factory.mktemp("likelihood"), request.param, scale=2.0)
 

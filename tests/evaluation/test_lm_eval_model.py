@@ -24,13 +24,13 @@ from tad.evaluation.lm_eval.likelihood import decodes_greedily, estimate_loglike
 from tad.evaluation.lm_eval.model import Order, TadLM
 from tad.evaluation.recipe import EvalRecipe, list_tasks
 from tad.evaluation.run import evaluate
-from tad.models import FAMILIES, LLADA, LM
+from tad.models import DREAM, LLADA, LM
 
 QUESTIONS = ["What is 2 + 2?", "And then?", "A longer question, so that lengths differ: how many?", "Why?"]
 LENGTH = 64
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES.values()), ids=lambda family: family.name)
+@pytest.fixture(scope="module", params=[LLADA, DREAM], ids=lambda family: family.name)
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LM:
     return tiny_lm(tmp_path_factory.mktemp("harness"), request.param)
 
