@@ -1,8 +1,9 @@
-"""A cache of CUDA graphs: a step runs eagerly the first time, and is replayed from its graph from then on.
+"""A cache of CUDA graphs: a step runs eagerly until it comes a second time, and is replayed from its graph from then on.
 
-A graph replays the same kernels on the same memory without the host's work of launching them one by one. The first
-run does the real step and warms everything up (compilation, libraries); capturing does not execute anything, so the
-step is not done twice. Without CUDA a step simply runs, every time.
+A graph replays the same kernels on the same memory without the host's work of launching them one by one. Capturing one costs
+several eager steps, so sizes and settings that come once (a client's own temperature) have none. The eager runs do the real
+step and warm everything up (compilation, libraries); capturing does not execute anything, so no step is done twice.
+Without CUDA a step simply runs, every time.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ class CudaGraphCache:
 
     def __init__(self, capture: bool, limit: int) -> None:
         self.capture, self.limit = capture, limit
-        self.graphs: OrderedDict[Hashable, Launch] = OrderedDict()  # key -> replay, or the step itself
-        self.made = 0  # graphs ever captured, dropped ones included
-        self.seconds = 0.0  # spent on first runs and capturing
+        self.graphs: OrderedDict[Hashable, Launch | None] = (
+            OrderedDict()
+        )  # key -> replay, None after its first run
+        self.made = 0  # graphs ever captured (without CUDA, sizes ever run), dropped ones included
+        self.seconds = 0.0  # spent on eager runs and capturing
         self.pool: Any = None  # of the graphs that are kept
 
     def run(self, key: Hashable, launch: Launch) -> None:
@@ -37,8 +40,12 @@ class CudaGraphCache:
             return
         began = time.perf_counter()
         launch()
-        self.graphs[key] = self._capture(launch) if self.capture else launch
-        self.made += 1
+        if not self.capture:
+            self.graphs[key] = launch
+        else:
+            self.graphs[key] = self._capture(launch) if key in self.graphs else None
+        self.made += self.graphs[key] is not None
+        self.graphs.move_to_end(key)
         self.seconds += time.perf_counter() - began
         while len(self.graphs) > self.limit:
             self.graphs.popitem(last=False)
@@ -50,7 +57,9 @@ class CudaGraphCache:
 
     def _capture(self, launch: Launch) -> Launch:
         torch.cuda.synchronize()
-        if not self.graphs:  # a pool dies with the last graph that uses it, and cannot be taken up again
+        if not any(
+            self.graphs.values()
+        ):  # a pool dies with the last graph that uses it, and cannot be taken up again
             self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads (a server's) may allocate meanwhile; only this one must not.
