@@ -57,10 +57,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def names(self) -> list[int]:
-        return [row.request.name for row in self.rows.values()]
-
     @torch.inference_mode()
     def admit(self, requests: Sequence[Request]) -> None:
         """Put rows into free slots and plan their first forward; other rows stay as they are."""

@@ -111,13 +111,7 @@ class Collector:
             for i, request in enumerate(requests)
             if max(len(request.plain), len(request.privileged)) <= room
         ]
-        # Rows of similar length share a batch; a row's result does not depend on its batch.
-        fitting.sort(key=lambda i: len(requests[i].privileged))
-        found: dict[int, Rollout] = {}
-        for low in range(0, len(fitting), self.recipe.batch_size):
-            batch = fitting[low : low + self.recipe.batch_size]
-            for i, rollout in zip(batch, self._roll([requests[i] for i in batch]), strict=True):
-                found[i] = rollout
+        found = dict(zip(fitting, self._roll([requests[i] for i in fitting]), strict=True))
         return [(request, found.get(i)) for i, request in enumerate(requests)]
 
     def grade(
@@ -177,6 +171,7 @@ class Collector:
             references,
             self.student,
             self.engine,
+            self.recipe.batch_size,
         )
 
     def _verdicts(self, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]) -> list[Verdict | None]:

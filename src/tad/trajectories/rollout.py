@@ -127,12 +127,14 @@ def roll_out(
     references: Sequence[Sequence[int]] | None = None,
     student: LM | None = None,
     engine: GraphEngine | EngineChoice | None = None,
+    batch_size: int | None = None,
 ) -> list[Rollout]:
-    """Roll out a batch. `privileged` are the teacher's prompts and `plain` the student's, one of each per row.
+    """Roll out rows. `privileged` are the teacher's prompts and `plain` the student's, one of each per row.
 
     Teacher and student are `lm` without adapter, in one forward of two views; a `student` of its own (the same
     weights with an adapter) is called separately. `references` are the tokens for tokens='reference'. `engine`: see
-    `tad.decoding.decode`; what needs the student's forward or none at all is run by the plain one.
+    `tad.decoding.decode`; what needs the student's forward or none at all is run by the plain one. `batch_size` rows
+    go side by side, all by default and at most `CPU_ROWS` on a CPU; a row's result does not depend on the others.
     """
     config = config or RolloutConfig()
     config.check(length)
@@ -154,7 +156,9 @@ def roll_out(
         for row in range(len(plain))
     ]
     requests.sort(key=lambda request: (len(request.prompt), len(request.scorer_prompt or ())))
-    rows = CPU_ROWS if lm.device.type == "cpu" else len(requests)
+    rows = batch_size or len(requests)
+    if lm.device.type == "cpu":
+        rows = min(rows, CPU_ROWS)
     longest = max(
         (max(len(request.prompt), len(request.scorer_prompt or ())) for request in requests), default=0
     )
