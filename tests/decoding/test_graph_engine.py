@@ -15,7 +15,7 @@ from parity_models import tiny, tiny_prompts
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tad.decoding import DECODERS, Decoded, GraphEngine, Request, Scheduler, Step, decode, get_decoder
+from tad.decoding import Decoded, GraphEngine, Request, Scheduler, Step, decode, decoders_for, get_decoder
 from tad.decoding.engine import engine_for, graph, network, why_not
 from tad.decoding.scheduler import Batch
 from tad.errors import TadError
@@ -41,7 +41,7 @@ def assert_same(found: list[Decoded], wanted: list[Decoded]) -> None:
         assert one.confidence == pytest.approx(other.confidence, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", list(DECODERS))
+@pytest.mark.parametrize("name", decoders_for(None))
 def test_every_named_decoder_gives_the_tokens_of_the_plain_forward(
     lm: LM, prompts: list[list[int]], name: str
 ) -> None:
@@ -184,7 +184,7 @@ class NothingFromTheHost(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", list(DECODERS))
+@pytest.mark.parametrize("name", decoders_for(None))
 def test_a_step_asks_nothing_of_the_host(
     lm: LM, prompts: list[list[int]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

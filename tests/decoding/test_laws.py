@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity_models import tiny, tiny_prompts
 
-from tad.decoding import DECODERS, decode
+from tad.decoding import DECODERS, decode, decoders_for
 from tad.decoding.unmasking import TopKPerStep
 
 LENGTH = 32
@@ -24,7 +24,7 @@ quick = settings(
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
     """A named decoder with drawn parameters."""
-    name = draw(st.sampled_from(list(DECODERS)))
+    name = draw(st.sampled_from(decoders_for(None)))
     call: dict[str, Any] = {"decoder": name, "gen_length": LENGTH}
     decoder = DECODERS[name]
     if name != "dream":
@@ -129,7 +129,7 @@ def test_block_causal_cache_is_exact(family: str, block: int, threshold: float, 
     assert [(row.tokens, row.forwards) for row in cached] == [(row.tokens, row.forwards) for row in exact]
 
 
-@pytest.mark.parametrize("name", [name for name in DECODERS if name != "d2f"])
+@pytest.mark.parametrize("name", [name for name in decoders_for(None) if name != "d2f"])
 def test_stopping_at_the_end_leaves_the_text_as_it_is_and_counts_only_real_forwards(
     lm, prompts, name: str
 ) -> None:
@@ -150,7 +150,7 @@ def test_forward_is_called_as_often_as_is_counted(lm, prompts, monkeypatch: pyte
     calls = []
     forward = lm.model.forward
     monkeypatch.setattr(lm.model, "forward", lambda *args, **rest: calls.append(1) or forward(*args, **rest))
-    for name in DECODERS:
+    for name in decoders_for(None):
         calls.clear()
         results = decode(lm, prompts[:2], decoder=name, gen_length=64)
         assert len(calls) == max(result.forwards for result in results), name

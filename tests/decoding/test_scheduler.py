@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tad.decoding import DECODERS, Decoded, Decoder, Request, Scheduler, decode, get_decoder
+from tad.decoding import Decoded, Decoder, Request, Scheduler, decode, decoders_for, get_decoder
 from tad.decoding.scheduler import mixes_lengths
 from tad.models import LM
 
@@ -29,7 +29,7 @@ def finish(scheduler: Scheduler) -> dict[int, Decoded]:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", decoders_for(None))
 def test_a_row_that_joins_late_decodes_as_alone(
     lm: LM, prompts: list[list[int]], name: str, sampling: dict
 ) -> None:

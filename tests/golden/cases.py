@@ -32,10 +32,11 @@ CLAIMED = {
     "fdv2_loss": "test_block_losses.py",
     "sdar_loss": "test_block_losses.py",
     "llada2_loss": "test_block_losses.py",
+    "block_decode": "test_block_decode.py",
     "aup": "test_aup.py",
     "tpf": "test_tpf.py",
 }
-CLAIMED_LATER: tuple[str, ...] = ("block_decode",)
+CLAIMED_LATER: tuple[str, ...] = ()
 
 BLOCK_FOLDERS = ("fastdllm_v2", "sdar", "llada2")  # block-diffusion families
 FOLDERS = ("llada", "dream", *BLOCK_FOLDERS)

@@ -36,6 +36,10 @@ DECODERS = (
     "d3llm-cached",
     "tad",
     "tad-cached",
+    "fast-dllm-v2",
+    "sdar",
+    "llada2",
+    "llada2.1",
 )
 DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
 

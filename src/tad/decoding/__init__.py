@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tad.decoding.decoders import DECODERS, Decoder, get_decoder
+from tad.decoding.decoders import DECODERS, Decoder, decoders_for, get_decoder
 from tad.decoding.engine import GraphEngine
 from tad.decoding.result import Decoded, Step, StepCallback
 from tad.decoding.scheduler import EngineChoice, Scheduler
@@ -28,6 +28,7 @@ __all__ = [
     "StepCallback",
     "check_prompt",
     "decode",
+    "decoders_for",
     "get_decoder",
 ]
 

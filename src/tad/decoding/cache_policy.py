@@ -3,7 +3,7 @@
 KV positions are those of the model's `KVCache`: one in the query range is written anew, any other keeps what the last
 forward that had it wrote. A policy gives one range per row, perhaps with a gap in it. An *opening* forward is one whose
 range is the whole canvas, to start a block. None is exact except `NoCache` and, under block-causal attention,
-`BlockCausalCache`.
+`BlockCausalCache` and `BlockCache`.
 """
 
 from __future__ import annotations
@@ -133,11 +133,51 @@ class BlockCausalCache:
     needs: ClassVar[str] = "block-causal"
 
     def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
-        start = torch.where(table.cached < 0, 0, prompt_len + table.start_of(table.cached))
+        start = torch.where(table.cached < 0, 0, prompt_len + table.grid_start(table.cached))
         finished = (table.masks == 0) & (table.index < table.created[:, None])
         leading = finished.long().cumprod(1).sum(1)
         table.cached = leading
         return QueryRange(start, prompt_len + visible, torch.zeros_like(table.ended))
 
 
-CachePolicy = NoCache | PrefixCache | DualCache | DelayedCache | ActiveCache | BlockCausalCache
+@dataclass(frozen=True)
+class BlockCache:
+    """Block diffusion, exact: the current block against the stored ones, then once more to store it. Where the schedule has
+    no forward of its own for that, a finished block is stored by the first forward of the next one."""
+
+    stores: ClassVar[bool] = True
+    needs: ClassVar[str] = "block-by-block"
+
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
+        stored = table.cached - table.storing.long()  # before this forward
+        start = torch.where(stored < 0, 0, prompt_len + table.grid_start(stored))
+        end = torch.where(table.storing, table.grid_start(table.cached).minimum(visible), visible)
+        table.cached = torch.where(table.storing, table.cached, table.created - 1)
+        return QueryRange(start, prompt_len + end, torch.zeros_like(table.ended))
+
+
+@dataclass(frozen=True)
+class SubBlockCache(BlockCache):
+    """Fast-dLLM v2's block cache, approximate: inside a block, a sub-block whose first token is known is computed alone, and
+    the rest of the block keeps the keys and values of the last forward of the whole block."""
+
+    def query_range(self, table: BlockTable, prompt_len: int, visible: Tensor) -> QueryRange:
+        found = super().query_range(table, prompt_len, visible)
+        alone = (table.part[:, 1] > 0) & (table.forwards_in_block > 0) & ~table.storing
+        return replace(
+            found,
+            start=torch.where(alone, prompt_len + table.part[:, 0], found.start),
+            end=torch.where(alone, prompt_len + table.part[:, 1].minimum(visible), found.end),
+        )
+
+
+CachePolicy = (
+    NoCache
+    | PrefixCache
+    | DualCache
+    | DelayedCache
+    | ActiveCache
+    | BlockCausalCache
+    | BlockCache
+    | SubBlockCache
+)

@@ -12,35 +12,40 @@ from typing import Any, Literal
 
 from tad.decoding.cache_policy import (
     ActiveCache,
+    BlockCache,
     BlockCausalCache,
     CachePolicy,
     DelayedCache,
     DualCache,
     NoCache,
     PrefixCache,
+    SubBlockCache,
 )
 from tad.decoding.sampler import Sampling
-from tad.decoding.schedule import MultiBlock, Pipelined, Schedule, Sequential
+from tad.decoding.schedule import BlockByBlock, MultiBlock, Pipelined, Schedule, Sequential
 from tad.decoding.unmasking import (
+    BlockQuota,
     ConfidenceThreshold,
     Credit,
+    EntropyBound,
     EntropyThreshold,
     Factor,
     Hierarchy,
     Strategy,
+    TokenEditing,
     Top1,
     TopKPerStep,
 )
 from tad.errors import TadError
-from tad.models import SpecialTokens
+from tad.models import BlockLayout, SpecialTokens
 
-Stop = Literal["end", "eager", "off"]
+Stop = Literal["end", "block", "eager", "off"]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A method. `stop`: `end` when an end token stands with no mask before it (the text is as without stopping),
-    `eager` as soon as an end token appears (d3LLM's and TAD's early stop), `off` to decode every position."""
+    """A method. `stop`: `end` when an end token stands with no mask before it (the text is as without stopping), `block`
+    when the block of an end token is finished (block by block only), `eager` as soon as an end token appears (d3LLM's and TAD's early stop), `off` to decode every position."""
 
     schedule: Schedule
     rule: Strategy  # which candidates are unmasked
@@ -64,10 +69,24 @@ class Decoder:
         block = length if self.schedule.block is None else self.schedule.block
         if length < 1:
             raise TadError(f"gen_length must be positive, not {length}")
-        if length % block:
+        by_block = isinstance(self.schedule, BlockByBlock)
+        edits = isinstance(self.schedule, BlockByBlock) and self.schedule.post_steps is not None
+        if self.stop == "block" and not by_block:
+            raise TadError("stop 'block' needs schedule 'block-by-block'")
+        if length % block and not by_block:
             raise TadError(f"gen_length {length} is not a multiple of the block length {block}")
         needs = self.cache.needs
         kind = "block-causal" if self.schedule.block_causal else "bidirectional"
+        if needs == "block-by-block" and not by_block:
+            raise TadError(f"cache '{_label(self.cache)}' needs schedule 'block-by-block'")
+        if isinstance(self.cache, BlockCausalCache) and by_block:
+            raise TadError("cache 'block-causal' needs schedule 'pipelined'; use cache 'block'")
+        if isinstance(self.rule, TokenEditing) != edits:
+            raise TadError(
+                "rule 'editing' needs schedule 'block-by-block' with post_steps, and post_steps that rule"
+            )
+        if isinstance(self.rule, BlockQuota) and not by_block:
+            raise TadError("rule 'block-quota' needs schedule 'block-by-block'")
         if needs == "sequential" and not isinstance(self.schedule, Sequential):
             raise TadError(f"cache '{_label(self.cache)}' needs schedule 'sequential'")
         if needs in ("bidirectional", "block-causal") and needs != kind:
@@ -93,6 +112,22 @@ class Decoder:
             )
         return replace(self, rule=replace(self.rule, per_block=(block, steps // blocks), opened=opened))
 
+    def for_blocks(self, layout: BlockLayout | None) -> Decoder:
+        """With the block size of the model, for a schedule that goes by it; other schedules are as they are."""
+        schedule, rule = self.schedule, self.rule
+        if not isinstance(schedule, BlockByBlock):
+            return self
+        if layout is None or layout.grid != "absolute":
+            raise TadError(
+                f"decoder '{self.name}' is for block-diffusion models; this one's attention is full"
+            )
+        block = schedule.block or int(layout.size)
+        if schedule.sub_block is not None and block % schedule.sub_block:
+            raise TadError(f"sub_block {schedule.sub_block} does not divide the block of {block} positions")
+        if isinstance(rule, BlockQuota):
+            rule = replace(rule, per_block=(block, rule.steps or block))
+        return replace(self, schedule=replace(schedule, block=block), rule=rule)
+
 
 # Bounds of every number a user can set: (lowest, highest), None for no bound.
 _RANGES: dict[str, tuple[float, float | None]] = {
@@ -113,16 +148,22 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "top_p": (0, 1),
     "top_k": (1, None),
     "cfg": (0, None),
+    "sub_block": (1, None),
+    "post_steps": (0, None),
+    "bound": (0, None),
+    "edit_threshold": (0, None),
+    "least": (1, None),
 }
 _CHOICES = {
+    "order": ("confidence", "left"),
     "score": ("confidence", "entropy", "margin"),
     "suppress_ends": ("no", "eos-logits", "confidence"),
-    "stop": ("end", "eager", "off"),
+    "stop": ("end", "block", "eager", "off"),
 }
-_WHOLE = ("block", "steps", "delay", "refresh", "top_k")
-_OPTIONAL = ("block", "steps", "top_p", "top_k")
+_WHOLE = ("block", "steps", "delay", "refresh", "top_k", "sub_block", "post_steps", "least")
+_OPTIONAL = ("block", "steps", "top_p", "top_k", "sub_block", "post_steps")
 _DERIVED = ("per_block", "opened", "count_table")  # fields that no user sets
-_SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores")
+_SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores", "store")
 
 
 def _check_ranges(decoder: Decoder) -> None:
@@ -131,7 +172,8 @@ def _check_ranges(decoder: Decoder) -> None:
             raise TadError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
         if name in _SWITCHES and not isinstance(value, bool):
             raise TadError(f"{name} is true or false, not {value!r}")
-        if name not in _RANGES or (value is None and name in _OPTIONAL):
+        optional = name in _OPTIONAL or (name == "threshold" and isinstance(decoder.rule, BlockQuota))
+        if name not in _RANGES or (value is None and optional):
             continue
         if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
             kind = "a whole number" if name in _WHOLE else "a number"
@@ -147,6 +189,7 @@ SCHEDULES: dict[str, type[Any]] = {
     "sequential": Sequential,
     "multi-block": MultiBlock,
     "pipelined": Pipelined,
+    "block-by-block": BlockByBlock,
 }
 RULES: dict[str, type[Any]] = {
     "best": Top1,
@@ -156,6 +199,9 @@ RULES: dict[str, type[Any]] = {
     "factor": Factor,
     "hierarchy": Hierarchy,
     "credit": Credit,
+    "block-quota": BlockQuota,
+    "entropy-bound": EntropyBound,
+    "editing": TokenEditing,
 }
 CACHES: dict[str, type[Any]] = {
     "none": NoCache,
@@ -164,6 +210,8 @@ CACHES: dict[str, type[Any]] = {
     "delayed": DelayedCache,
     "active": ActiveCache,
     "block-causal": BlockCausalCache,
+    "block": BlockCache,
+    "sub-block": SubBlockCache,
 }
 _PARTS: dict[str, dict[str, type[Any]]] = {"schedule": SCHEDULES, "rule": RULES, "cache": CACHES}
 
@@ -194,12 +242,27 @@ DECODERS: dict[str, Decoder] = {
     "d3llm-cached": replace(_D3LLM, cache=DelayedCache(delay=2, refresh=3)),
     "tad": _TAD,
     "tad-cached": replace(_TAD, cache=ActiveCache(delay=1, refresh=3)),
+    "fast-dllm-v2": Decoder(
+        BlockByBlock(sub_block=8), ConfidenceThreshold(0.9, strict=True, keep_best=True), BlockCache()
+    ),
+    "sdar": Decoder(BlockByBlock(), BlockQuota(0.95), BlockCache(), stop="block"),
+    "llada2": Decoder(BlockByBlock(store=False), BlockQuota(0.95), BlockCache(), stop="block"),
+    "llada2.1": Decoder(
+        BlockByBlock(store=False, post_steps=16), TokenEditing(0.95, 0.9), BlockCache(), stop="block"
+    ),
 }
 FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
     ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True, keep_best=True)),
     ("d3llm", "dream"): _D3LLM_DREAM,
     ("d3llm-cached", "dream"): replace(_D3LLM_DREAM, cache=DelayedCache(delay=2, refresh=3)),
 }
+
+
+def decoders_for(layout: BlockLayout | None) -> list[str]:
+    """The names of the decoders that a model of this attention can be decoded with."""
+    if layout is not None and layout.grid == "absolute":
+        return list(DECODERS)
+    return [name for name, decoder in DECODERS.items() if not isinstance(decoder.schedule, BlockByBlock)]
 
 
 def get_decoder(name: str | Decoder, family: str = "llada", /, **overrides: Any) -> Decoder:

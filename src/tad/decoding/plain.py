@@ -32,7 +32,7 @@ class PlainSizes(NamedTuple):
 
     @property
     def widest(self) -> int:
-        return max(fact.candidates for fact in self.facts)
+        return max(1, *(fact.candidates for fact in self.facts))  # a forward that only stores reveals nothing
 
 
 class PlainForward:
@@ -100,7 +100,7 @@ class PlainForward:
             ],
             first,
             uneven=any(pad != first for pad in pads + scorer_pads)
-            or any(request.length != spec.length for request in requests),
+            or any(spec.own_length(request) != spec.length for request in requests),
         )
         with self.context():
             step(self.state.first(len(rows)), self, sizes)
@@ -209,7 +209,7 @@ class PlainForward:
             end = rows.prompt_len + rows.length.repeat(len(pad) // len(rows.canvas))
             real = (place >= pad[:, None]) & (place < end[:, None])
         if self.spec.decoder.schedule.block_causal:
-            layout = BlockLayout(rows.table.size)
+            layout = BlockLayout(rows.table.size, "absolute" if self.spec.absolute_grid else "answer")
         return model.attention_mask(place - pad[:, None], rows.prompt_len - pad[:, None], real, layout)
 
     def sample(self, outputs: Tensor, rows: DecodeState, row: Tensor, position: Tensor) -> Samples:

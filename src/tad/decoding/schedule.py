@@ -81,7 +81,76 @@ class Pipelined:
         return Plan(candidates, forced, table.start_of(table.created))
 
 
-Schedule = Sequential | MultiBlock | Pipelined
+@dataclass(frozen=True)
+class BlockByBlock:
+    """Block diffusion: the canvas grows block by block, on the model's own grid, which begins with the row's first token.
+
+    With `store`, each finished block has one more forward, in which its keys and values become final; before the first
+    block that is the prompt's whole blocks. Where logits are shifted, that forward also reveals the next block's first
+    token. A block may be decoded in parts of `sub_block`, from left to right. With `post_steps`, the strategy may rewrite
+    tokens of the current block: it is finished when a forward changes nothing, or after so many forwards without a mask.
+    """
+
+    block: int | None = None  # the model's own by default
+    sub_block: int | None = None
+    store: bool = True
+    post_steps: int | None = None
+    block_causal = True
+
+    def finished(self, table: BlockTable, masked: Tensor) -> Tensor:
+        """[rows] bool: the block that was opened last needs no more denoising; before the first one there is none."""
+        done = ~(masked & self._opened(table, masked)).any(1)
+        if self.post_steps is not None:
+            done = done & (table.settled | (table.post_steps >= self.post_steps))
+        return done | (table.created == 0)
+
+    def to_store(self, table: BlockTable, masked: Tensor) -> Tensor:
+        """[rows] bool: what is finished has to be stored first."""
+        return self.finished(table, masked) & (table.cached < table.created) & self.store
+
+    def busy(self, table: BlockTable, masked: Tensor) -> Tensor:
+        """[rows] bool: a row without masks has something to do."""
+        return ~self.finished(table, masked) | self.to_store(table, masked)
+
+    def plan(self, table: BlockTable, masked: Tensor) -> Plan:
+        table.storing = self.to_store(table, masked)
+        opens = self.finished(table, masked) & ~table.storing
+        table.cached = table.cached + table.storing
+        table.created = table.created + opens
+        table.forwards_in_block = torch.where(opens, 0, table.forwards_in_block)
+        place = torch.arange(masked.shape[1], device=masked.device)
+        block = self._opened(table, masked)
+        candidates = masked & block
+        if self.sub_block is not None:
+            candidates = self._in_first_part(table, candidates, place)
+        forced = candidates.long()
+        if self.post_steps is not None:
+            waiting = ~candidates.any(1)
+            table.post_steps = torch.where(opens, 0, table.post_steps + waiting)
+            candidates = block
+        # A stored block's last output predicts the first token of the next one, where logits are shifted.
+        follows = masked & (place == table.grid_start(table.created)[:, None])
+        candidates = torch.where(table.storing[:, None], follows, candidates)
+        forced = torch.where(table.storing[:, None], follows.long(), forced)
+        return Plan(candidates, forced, table.start_of(table.created).clamp(max=masked.shape[1]))
+
+    def _opened(self, table: BlockTable, masked: Tensor) -> Tensor:
+        """[rows, length] bool: in the block that was opened last."""
+        return table.spread(table.index == table.created[:, None] - 1, masked.shape[1])
+
+    def _in_first_part(self, table: BlockTable, candidates: Tensor, place: Tensor) -> Tensor:
+        """The candidates in the first sub-block that has any; `table.part` is that sub-block if its first token is known."""
+        assert self.sub_block is not None
+        assert table.offset is not None
+        part = (place + table.offset[:, None]) // self.sub_block
+        first = torch.where(candidates, part, part.amax() + 1).amin(1, keepdim=True)
+        start = first * self.sub_block - table.offset[:, None]
+        alone = ~(candidates & (place == start)).any(1, keepdim=True)
+        table.part = torch.cat((start, start + self.sub_block), 1) * alone
+        return candidates & (part == first)
+
+
+Schedule = Sequential | MultiBlock | Pipelined | BlockByBlock
 
 
 def _grow(table: BlockTable, threshold: float, hold: Tensor | None) -> Tensor:

@@ -23,6 +23,7 @@ from tad.decoding.engine.buckets import doubled
 from tad.decoding.engine.graph import GraphForward
 from tad.decoding.plain import PlainForward
 from tad.decoding.result import Decoded, Step, StepCallback
+from tad.decoding.schedule import BlockByBlock
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import plan
 from tad.decoding.unmasking import TopKPerStep
@@ -125,7 +126,8 @@ class Batch:
         state, count = self.forward.state, max(self.rows) + 1
         revealed, confidence = state.revealed[:count].tolist(), state.revealed_confidence[:count].tolist()
         for slot, row in self.rows.items():
-            positions = [place for place, token in enumerate(revealed[slot]) if token >= 0]
+            shown = revealed[slot][: row.request.length]
+            positions = [place for place, token in enumerate(shown) if token >= 0]
             tokens, sure = ([part[slot][place] for place in positions] for part in (revealed, confidence))
             asked = before[slot]
             on_step(
@@ -269,13 +271,14 @@ class Scheduler:
     def _open(self, shares: _Shares, rows: int) -> Batch:
         lm = self.lm
         blocks = lm.model.shape.blocks
+        decoder = shares.decoder.for_blocks(blocks)
         spec = DecodeSpec(
-            shares.decoder,
+            decoder,
             lm.tokens,
             lm.family.logit_shift,
             lm.model.shape.vocab,
             shares.prompt_len,
-            shares.length,
+            shares.length + (decoder.schedule.block or 0) * isinstance(decoder.schedule, BlockByBlock),
             shares.scored,
             shares.given,
             absolute_grid=blocks is not None and blocks.grid == "absolute",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tad.decoding.canvas import left_pad
 from tad.decoding.decoders import Decoder
+from tad.decoding.schedule import BlockByBlock
 from tad.decoding.table import BlockTable
 from tad.decoding.unmasking import Credit
 from tad.models import SpecialTokens
@@ -56,6 +57,20 @@ class DecodeSpec:
     @property
     def kv_len(self) -> int:
         return self.prompt_len + self.length
+
+    def own_length(self, request: Request) -> int:
+        """Positions that a row generates: block by block, its last block is whole, and what is too much is cut at the end.
+
+        A token that the block before predicts, where logits are shifted, needs no block of its own.
+        """
+        schedule = self.decoder.schedule
+        if not isinstance(schedule, BlockByBlock) or schedule.block is None:
+            return request.length
+        end = len(request.prompt) + request.length
+        over = end % schedule.block
+        if over <= self.logit_shift:
+            return request.length
+        return min(request.length + schedule.block - over, self.length)
 
     @property
     def keeps_outputs(self) -> bool:
@@ -116,18 +131,24 @@ class DecodeState:
         tokens, length = spec.tokens, spec.length
         prompts = [request.prompt for request in requests]
         canvas, pad = left_pad(prompts, length, tokens, spec.prompt_len)
-        for row, request in enumerate(requests):
-            canvas[row, spec.prompt_len + request.length :] = tokens.eos
+        own = [spec.own_length(request) for request in requests]
+        for row, positions in enumerate(own):
+            canvas[row, spec.prompt_len + positions :] = tokens.eos
         rows, block = len(requests), spec.decoder.schedule.block or length
         offset = None
         if spec.absolute_grid:
             offset = torch.tensor([len(prompt) % block for prompt in prompts], device=device)
+        table = BlockTable.start(rows, length, block, device, offset)
+        if isinstance(
+            spec.decoder.schedule, BlockByBlock
+        ):  # a prompt without a whole block leaves nothing to store
+            table.cached += torch.tensor([len(prompt) < block for prompt in prompts], device=device)
         flat = torch.zeros(rows, dtype=torch.int64, device=device)
         wide = torch.zeros(rows, length, dtype=torch.int64, device=device)
         made = cls(
             canvas=canvas.to(device),
             pad=pad.to(device),
-            length=torch.tensor([request.length for request in requests], device=device),
+            length=torch.tensor(own, device=device),
             seed=torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device),
             alive=flat == 0,
             broken=flat > 0,
@@ -142,7 +163,7 @@ class DecodeState:
             revealed=wide - 1,
             revealed_confidence=wide.float(),
             facts=torch.zeros(rows, len(RowFacts._fields), dtype=torch.int64, device=device),
-            table=BlockTable.start(rows, length, block, device, offset),
+            table=table,
         )
         if isinstance(spec.decoder.rule, Credit):
             made.credit = torch.zeros(rows, length, spec.vocab, device=device)

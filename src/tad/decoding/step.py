@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tad.decoding.sampler import Samples
+from tad.decoding.schedule import BlockByBlock, Pipelined
 from tad.decoding.state import DecodeSpec, DecodeState
 from tad.decoding.unmasking import Candidates, OwnCanvas, Strategy, force_progress
 
@@ -116,7 +117,7 @@ def decide(
     canvases: list[OwnCanvas] | None = None,
 ) -> None:
     """Unmask and write, then plan the next forward. `strategy` is the decoder's, perhaps with its numbers on the device."""
-    table = rows.table
+    table, schedule = rows.table, spec.decoder.schedule
     candidates = Candidates(
         position=position,
         valid=valid,
@@ -127,8 +128,13 @@ def decide(
         length=rows.steps.shape[1],
         canvases=canvases,
     )
+    if isinstance(schedule, BlockByBlock) and schedule.post_steps is not None:
+        candidates.current = rows.generated.gather(1, position)
+        candidates.masked = candidates.current == spec.tokens.mask
     chosen = strategy.choose(samples, candidates) & valid
     chosen = force_progress(chosen, samples.score(strategy.score), candidates, table.blocks)
+    if candidates.masked is not None:
+        table.settled = ~(chosen | (valid & candidates.masked)).any(1)
     rows.broken = (samples.confidence.isnan() & valid).any(1)
     table.count_forward(rows.alive)
     _write(rows, chosen, samples, position)
@@ -158,13 +164,18 @@ def plan(rows: DecodeState, spec: DecodeSpec) -> None:
     """What the next forward of each row computes and may reveal. Finished rows are marked inactive."""
     decoder, table = spec.decoder, rows.table
     masked = _fill_ends(rows, spec)
-    rows.alive = rows.alive & masked.any(1)
+    if isinstance(decoder.schedule, BlockByBlock):
+        rows.alive = rows.alive & (masked.any(1) | decoder.schedule.busy(table, masked))
+    else:
+        rows.alive = rows.alive & masked.any(1)
     table.observe(masked)
     planned = decoder.schedule.plan(table, masked)
     # A row's own generated part may be shorter than the state's.
     table.created = table.created.minimum(table.blocks_in(rows.length))
     asked = decoder.cache.query_range(table, rows.prompt_len, planned.visible.minimum(rows.length))
     candidates = planned.candidates & rows.alive[:, None]
+    if isinstance(decoder.schedule, BlockByBlock) and not spec.logit_shift:
+        candidates = candidates & ~table.storing[:, None]  # no output of a stored block predicts what follows
     if decoder.opens_with_first(spec.logit_shift):
         # The first position's logits are the output of the position before it, which only an opening forward computes.
         place = torch.arange(rows.steps.shape[1], device=masked.device)
@@ -193,6 +204,8 @@ def _fill_ends(rows: DecodeState, spec: DecodeSpec) -> Tensor:
     """Write EOS where decoding stops; returns the masks that are left, [slots, length]."""
     stop, table, generated = spec.decoder.stop, rows.table, rows.generated
     masked = generated == spec.tokens.mask
+    if isinstance(spec.decoder.schedule, BlockByBlock):
+        return _stop_blocks(rows, spec, spec.decoder.schedule, masked)
     if stop != "off":
         is_end = _is_any(generated, spec.tokens.ends)
         after = is_end.long().cumsum(1) - is_end.long() > 0  # strictly behind the first end token
@@ -203,7 +216,7 @@ def _fill_ends(rows: DecodeState, spec: DecodeSpec) -> Tensor:
         rows.steps.masked_fill_(fill, 0)
         rows.confidence.masked_fill_(fill, 0.0)
         masked = masked & ~fill
-    if spec.decoder.schedule.block_causal:
+    if isinstance(spec.decoder.schedule, Pipelined):
         # A pipelined canvas that met an end token does not grow: what never existed is filled when the rest is done.
         place = torch.arange(rows.steps.shape[1], device=masked.device)
         exists = place < table.start_of(table.created)[:, None]
@@ -211,6 +224,29 @@ def _fill_ends(rows: DecodeState, spec: DecodeSpec) -> Tensor:
         generated.masked_fill_(fill, spec.tokens.eos)
         masked = masked & ~fill
     return masked
+
+
+def _stop_blocks(rows: DecodeState, spec: DecodeSpec, schedule: BlockByBlock, masked: Tensor) -> Tensor:
+    """The same for a canvas that grows block by block, where masks before an end token are those of its block.
+
+    A row that met an end token ends when no mask is before it (`end`, and `eager`, which has nothing more to save here), or
+    when its block is finished and stored (`block`). What never existed is filled with EOS.
+    """
+    stop, table, generated = spec.decoder.stop, rows.table, rows.generated
+    if stop == "off":
+        return masked
+    place = torch.arange(generated.shape[1], device=generated.device)
+    is_end = _is_any(generated, spec.tokens.ends) & (place < rows.length[:, None])
+    before = is_end.long().cumsum(1) == 0
+    ends = is_end.any(1)
+    if stop == "block":
+        ends = ends & schedule.finished(table, masked) & ~schedule.to_store(table, masked)
+    else:
+        ends = ends & ~(masked & before).any(1)
+    rows.alive = rows.alive & ~ends
+    fill = masked & ends[:, None]
+    generated.masked_fill_(fill, spec.tokens.eos)
+    return masked & ~fill
 
 
 def _is_any(ids: Tensor, tokens: Iterable[int]) -> Tensor:

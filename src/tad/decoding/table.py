@@ -26,6 +26,10 @@ class BlockTable:
     finished_at: Tensor  # [rows, blocks] forward at which a cache first saw the block finished, -1 before
     cached: Tensor  # [rows] leading blocks whose keys and values are frozen; -1 while the prompt's are not
     ended: Tensor  # [rows] bool: an end token has been revealed somewhere
+    storing: Tensor  # [rows] bool: the next forward stores a finished block, or the prompt (`BlockByBlock`)
+    settled: Tensor  # [rows] bool: the last forward saw no mask in its block and changed nothing
+    post_steps: Tensor  # [rows] forwards in the current block since it has no mask
+    part: Tensor  # [rows, 2] generated positions of the sub-block to decode; empty where it cannot be computed alone
     offset: Tensor | None = (
         None  # [rows] positions of the first block that belong to the prompt; None for no row
     )
@@ -34,7 +38,7 @@ class BlockTable:
     def start(
         cls, rows: int, length: int, size: int, device: torch.device, offset: Tensor | None = None
     ) -> BlockTable:
-        blocks = length // size + (offset is not None)
+        blocks = -(-length // size) + (offset is not None)
         zeros = torch.zeros(rows, dtype=torch.int64, device=device)
         return cls(
             size=size,
@@ -45,7 +49,11 @@ class BlockTable:
             forwards_in_block=zeros.clone(),
             finished_at=torch.full((rows, blocks), -1, dtype=torch.int64, device=device),
             cached=zeros - 1,
-            ended=torch.zeros(rows, dtype=torch.bool, device=device),
+            ended=zeros > 0,
+            storing=zeros > 0,
+            settled=zeros > 0,
+            post_steps=zeros.clone(),
+            part=torch.zeros(rows, 2, dtype=torch.int64, device=device),
             offset=offset,
         )
 
@@ -77,6 +85,10 @@ class BlockTable:
             return block * self.size
         offset = self.offset if block.dim() == 1 else self.offset[:, None]
         return (block * self.size - offset).clamp(min=0)
+
+    def grid_start(self, block: Tensor) -> Tensor:
+        """First position of a block [rows] counted from the first generated one: negative where the prompt's end is in it."""
+        return block * self.size - (0 if self.offset is None else self.offset)
 
     def block_of(self, position: Tensor) -> Tensor:
         """The block of generated positions [n] or [rows, n]; negative for those of the prompt before the first block."""

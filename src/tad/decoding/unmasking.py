@@ -37,6 +37,8 @@ class Candidates:
     forward: Tensor  # [rows] number of this forward: 1, 2, ...
     length: int  # of the generated part
     canvases: list[OwnCanvas] | None = None  # where the host knows the rows
+    current: Tensor | None = None  # what stands there, where a strategy may also rewrite tokens
+    masked: Tensor | None = None  # bool: a mask does
 
 
 class Strategy(Protocol):
@@ -260,6 +262,76 @@ class Credit:
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         passing = (samples.confidence >= self.threshold) & candidates.valid
         return _with_best(passing, samples.confidence, candidates, True)
+
+
+@dataclass(frozen=True)
+class BlockQuota:
+    """SDAR's and LLaDA2.0's: all more than `threshold` sure, if they are at least this forward's share of the block; else that share.
+
+    A block is shared out evenly over `steps` forwards, one per position by default. `threshold=None` always takes the
+    share. `order`: the share is the surest (SDAR's static and dynamic), or the leftmost (its sequential; JetEngine's dynamic).
+    """
+
+    threshold: float | None = None
+    steps: int | None = None
+    order: Literal["confidence", "left"] = "confidence"
+    per_block: tuple[int, int] = (1, 1)  # positions and steps of a block, filled in when a decoding starts
+    score: ClassVar[Measure] = "confidence"
+    forced: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+
+    def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
+        (size, steps), valid = self.per_block, candidates.valid
+        spent = candidates.spent.clamp(max=steps - 1)
+        share = size // steps + (spent < size % steps).long()
+        if self.order == "left":
+            chosen = valid & (valid.cumsum(1) <= share[:, None])
+        else:
+            chosen = first_best_of(samples.score(self.score), valid, share)
+        if self.threshold is None:
+            return chosen
+        sure = valid & (samples.confidence > self.threshold)
+        return torch.where((sure.sum(1) >= share)[:, None], sure, chosen)
+
+
+@dataclass(frozen=True)
+class EntropyBound:
+    """JetEngine's: the tokens of least entropy while the sum of their entropies stays below `bound` nats; at least one."""
+
+    bound: float = 0.35
+    score: ClassVar[Measure] = "entropy"
+    forced: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+
+    def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
+        entropy = samples.entropy.masked_fill(~candidates.valid, float("inf"))
+        ordered, order = entropy.sort(dim=1, stable=True)
+        passing = ordered.cumsum(1) < self.bound
+        passing[:, :1] = True
+        return torch.zeros_like(passing).scatter(1, order, passing) & candidates.valid
+
+
+@dataclass(frozen=True)
+class TokenEditing:
+    """LLaDA2.1's: masks more than `threshold` sure, at least the `least` surest; and every token of the block that the model
+    would now replace, if it is more than `edit_threshold` sure of that."""
+
+    threshold: float = 0.95
+    edit_threshold: float = 0.9
+    least: int = 1
+    score: ClassVar[Measure] = "confidence"
+    forced: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+
+    def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
+        assert candidates.masked is not None
+        assert candidates.current is not None
+        masked, shown = candidates.valid & candidates.masked, candidates.valid & ~candidates.masked
+        sure = masked & (samples.confidence > self.threshold)
+        least = torch.full_like(candidates.spent, self.least)
+        best = first_best_of(samples.score(self.score), masked, least)
+        edits = shown & (samples.token != candidates.current) & (samples.confidence > self.edit_threshold)
+        return torch.where((sure.sum(1) >= self.least)[:, None], sure, best) | edits
 
 
 def _with_best(chosen: Tensor, score: Tensor, candidates: Candidates, keep_best: bool) -> Tensor:

@@ -35,6 +35,8 @@ KINDS = {
     "confidence": "confidence",
     "hierarchy": "confidence",
     "credit": "confidence",
+    "block-quota": "confidence",
+    "editing": "confidence",
     "quota": "quota",
 }
 

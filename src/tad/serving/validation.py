@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from tad.decoding import DECODERS, Decoder, check_prompt, get_decoder
+from tad.decoding import Decoder, check_prompt, decoders_for, get_decoder
 from tad.errors import TadError
 from tad.generation import encode_prompt
 from tad.models import LM
@@ -31,9 +31,10 @@ class RequestValidator:
         source = Path(lm.source)
         self.name = settings.name or (source.resolve().name if source.is_dir() else lm.source)
         self.created = int(time.time())
-        self.decoders = {name: get_decoder(name, lm.family.name) for name in DECODERS}
+        layout = lm.model.shape.blocks
+        self.decoders = {name: get_decoder(name, lm.family.name) for name in decoders_for(layout)}
         own = {} if settings.threshold is None else {"threshold": settings.threshold}
-        chosen = get_decoder(settings.decoder, lm.family.name, **own)
+        chosen = get_decoder(settings.decoder, lm.family.name, **own).for_blocks(layout)
         self.decoders[settings.decoder] = chosen
         block = chosen.schedule.block or 1
         chosen.prepared(block, lm.family.logit_shift)
