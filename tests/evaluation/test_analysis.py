@@ -134,7 +134,7 @@ GOLDEN_Y_MAX = {key.partition("/")[0]: top for key, top in GOLDEN["points"]["y_m
 def test_a_comparison_is_the_kept_one(folder: Path) -> None:
     runs = folder / "evaluation"
     found = compare_runs([runs / "base" / "one-by-one", runs / "quality-seed0" / "tad,threshold=0.4"])
-    assert [row.title for row in found.table.rows] == ["base, one-by-one", "quality, tad at 0.4"]
+    assert [row.title for row in found.table.rows] == ["base, one-by-one", "quality, tad"]
     for kept in GOLDEN["compare"]:
         scope = POOLED if kept["task"] == "all" else kept["task"]
         mine = found.table.rows[1].scopes[scope].to_base
@@ -501,6 +501,11 @@ def test_the_verdict_comes_first(table: ResultTable) -> None:
     assert list_verdicts(table)[0].endswith(f"n = {2 * N}")
 
 
+def test_compared_runs_that_share_a_name_are_told_apart(folder: Path) -> None:
+    runs = [folder / "evaluation" / "base" / f"tad,threshold={value}" for value in (0.1, 0.5)]
+    assert [row.title for row in compare_runs(runs).table.rows] == ["base, tad at 0.1", "base, tad at 0.5"]
+
+
 def test_every_format_has_every_method(table: ResultTable) -> None:
     for text in (show_table(table), as_markdown(table), as_csv(table), show_points(table)):
         assert all(row.method in text for row in table.rows)
@@ -513,5 +518,12 @@ def test_a_printed_comparison_names_its_runs(folder: Path) -> None:
     found = compare_runs([runs / "base" / "one-by-one", runs / "speed-seed0" / "tad,threshold=0.5"])
     text = show_comparison(found.table, ["a note"])
     assert text.startswith("note: a note")
-    for word in ("speed, tad at 0.5", "McNemar", "80 % power at", "against base, one-by-one", MEAN, POOLED):
+    for word in (
+        "speed, tad (threshold 0.5)",
+        "McNemar",
+        "80 % power at",
+        "against base, one-by-one",
+        MEAN,
+        POOLED,
+    ):
         assert word in text

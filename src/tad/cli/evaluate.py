@@ -16,8 +16,7 @@ from tad.errors import TadError
 
 if TYPE_CHECKING:
     from tad.evaluation import EvalRecipe, Results
-    from tad.evaluation.run import Progress as RunProgress
-    from tad.evaluation.run import Report
+    from tad.evaluation.run import OnProgress, RunProgress
     from tad.evaluation.sweep import Setting
 
 
@@ -346,7 +345,7 @@ def _default_out(recipe: EvalRecipe, decoders: list[str], swept: bool) -> Path:
 # Progress and printing
 
 
-def report_rows(progress: Progress, setting: Setting | None = None) -> Report:
+def report_rows(progress: Progress, setting: Setting | None = None) -> OnProgress:
     """Draws how far a run is, with its accuracy and tokens per forward so far."""
     progress.begin("" if setting is None else setting.name)
 

@@ -12,7 +12,7 @@ from tad.cli import options
 from tad.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from tad.evaluation.run import Report
+    from tad.evaluation.run import OnProgress
     from tad.evaluation.study.plan import CellState
     from tad.evaluation.sweep import Setting
     from tad.trajectories.store import ShardStats
@@ -134,7 +134,7 @@ class ConsoleListener(Progress):
         graded = stats.attempted - stats.ungraded
         self.draw(f"   shard {shard}: {stats.correct} of {graded} graded rollouts right", last=True)
 
-    def decoding(self, setting: Setting) -> Report:
+    def decoding(self, setting: Setting) -> OnProgress:
         from tad.cli.evaluate import report_rows
 
         return report_rows(self, setting)

@@ -86,35 +86,25 @@ def quick_evaluation(recipe: DistillRecipe) -> Evaluate | None:
     section = recipe.evaluation
     if section is None:
         return None
-    from tad.decoding import decode
+    from tad.evaluation import EvalRecipe, list_tasks
+    from tad.evaluation.questions import Questions
+    from tad.evaluation.run import Identity, Runner
+    from tad.evaluation.summary import measure
     from tad.models import LM
-    from tad.tasks import get_task
-    from tad.trajectories.privileged import plain_ids
 
-    tasks = [get_task(name) for name in section.tasks]
+    tasks = list_tasks(section.tasks, section.split, section.limit)
+    questions = Questions(tasks)
+    values = section.model_dump(include={"decoder", "gen_length", "batch_size", "settings"})
+    asked = EvalRecipe(model=recipe.model, tasks=tasks, **values)
+    unnamed = Identity("", None, "")  # nothing is kept, so the weights need no fingerprint
 
     def evaluate(lm: LM, step: int) -> dict[str, float]:
-        found = {}
-        for task in tasks:
-            examples = list(task.examples(section.split))[: section.limit]
-            prompts = [plain_ids(lm, task, example, "tad") for example in examples]
-            rows = decode(
-                lm,
-                prompts,
-                section.decoder,
-                section.gen_length,
-                batch_size=section.batch_size,
-                **section.settings,
-            )
-            answers = [
-                (example, task.prompt(example).cut(lm.decode(row.answer)))
-                for example, row in zip(examples, rows, strict=True)
-            ]
-            verdicts = task.grade_many(answers)
-            found[f"{task.name}_accuracy"] = sum(v.correct for v in verdicts) / len(verdicts)
-            found[f"{task.name}_tpf"] = sum(len(row.content) for row in rows) / sum(
-                row.forwards for row in rows
-            )
+        rows = [row for batch in Runner(lm, asked, unnamed).run(questions.items) for row in batch]
+        rows = questions.grade(rows)
+        found: dict[str, float] = {}
+        for label in questions.labels:
+            numbers = measure([row for row in rows if row.task == label])
+            found |= {f"{label}_accuracy": numbers["accuracy"] / 100, f"{label}_tpf": numbers["tpf"]}
         return found
 
     return evaluate

@@ -13,7 +13,7 @@ import numpy as np
 
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, MethodRuns, Outcomes, ResultTable, RowSpec, analyse
-from tad.evaluation.methods import label_runs, read_outcomes, setting_of
+from tad.evaluation.methods import label_runs, read_outcomes, setting_of, tell_apart
 from tad.evaluation.results import Results
 
 
@@ -43,24 +43,22 @@ def compare_runs(folders: Sequence[str | Path], resamples: int = RESAMPLES) -> C
 
 
 def _name(runs: Sequence[Results]) -> list[str]:
-    """Model, decoder and setting; with the directory where runs share them."""
+    """Model and decoder; with the setting, and the directory, where runs share them."""
     paths = [run.folder.resolve() for run in runs]
     twice = next((run.folder for run in runs if paths.count(run.folder.resolve()) > 1), None)
     if twice is not None:
         raise TadError(f"{twice}: is named twice")
     labels = label_runs([run.meta for run in runs])
     settings = [setting_of(run.meta) for run in runs]
-    names = [
-        f"{label.model}, {setting.decoder}" + ("" if setting.value is None else f" at {setting.value:g}")
-        for label, setting in zip(labels, settings, strict=True)
-    ]
-    depth = 1
-    while len({path.parts[-depth:] for path in paths}) < len(paths):
-        depth += 1
-    return [
-        name if names.count(name) == 1 else f"{name} ({'/'.join(path.parts[-depth:])})"
-        for name, path in zip(names, paths, strict=True)
-    ]
+    names = [f"{label.model}, {one.decoder}" for label, one in zip(labels, settings, strict=True)]
+    values = ["" if one.value is None else f" at {one.value:g}" for one in settings]
+    for finer in (values, [f" ({name})" for name in tell_apart(paths)]):
+        counts = [names.count(name) for name in names]
+        names = [
+            f"{name}{more}" if count > 1 else name
+            for name, count, more in zip(names, counts, finer, strict=True)
+        ]
+    return names
 
 
 def _check_tasks(first: Results, other: Results, name: str) -> None:

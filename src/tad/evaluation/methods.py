@@ -215,6 +215,18 @@ def path_name(source: str) -> str:
     return path.parent.name if path.name in (ADAPTER, MODEL) and path.parent.name else path.name
 
 
+def tell_apart(folders: Sequence[Path]) -> list[str]:
+    """The directories' names, each with as many parents as it takes to be the only one of its name."""
+    parts = [folder.resolve().parts for folder in folders]
+    names = []
+    for own in parts:
+        depth = 1
+        while sum(other[-depth:] == own[-depth:] for other in parts) > 1 and depth < len(own):
+            depth += 1
+        names.append("/".join(own[-depth:]))
+    return names
+
+
 # Methods
 
 
@@ -267,9 +279,8 @@ def _name_bases(runs: Sequence[LoadedRun], labels: Sequence[RunLabel]) -> dict[s
 
 
 def _add_methods(group: RunGroup, members: Sequence[tuple[LoadedRun, RunLabel]], notes: list[str]) -> None:
-    models = list(dict.fromkeys(label.series for _, label in members))
     names = {label.series: label.model for _, label in members}
-    models.sort(key=lambda series: names[series] != BASE)
+    models = sorted(names, key=lambda series: (names[series] != BASE, names[series]))
     for series in models:
         own = [(run, label.seed) for run, label in members if label.series == series]
         firsts = [(run, seed) for run, seed in own if run.meta.decoder["name"] == FIRST]

@@ -62,13 +62,13 @@ class RunMeta:
 
     def difference(self, other: RunMeta) -> str | None:
         """The first thing that differs, in words: 'decoder.threshold is 0.5 there and 0.4 here'."""
-        mine, theirs = (flatten(run.deciding()) for run in (self, other))
+        mine, theirs = (flatten(run.content_hash_fields()) for run in (self, other))
         for key in mine | theirs:
             if mine.get(key) != theirs.get(key):
                 return f"{key} is {mine.get(key)!r} there and {theirs.get(key)!r} here"
         return None
 
-    def deciding(self) -> dict[str, Any]:
+    def content_hash_fields(self) -> dict[str, Any]:
         values = {key: value for key, value in asdict(self).items() if key not in _NAMES}
         values["tasks"] = {entry["name"]: entry for entry in self.tasks}
         return values

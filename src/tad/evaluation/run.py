@@ -159,7 +159,7 @@ class Runner:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is, with what the rows show so far; rows of earlier calls included."""
 
     total: int
@@ -185,14 +185,14 @@ class Progress:
         return 100 * self.correct / self.graded if self.graded else math.nan
 
 
-Report = Callable[[Progress], None]
+OnProgress = Callable[[RunProgress], None]
 
 
 def evaluate(
     lm: LM,
     recipe: EvalRecipe,
     out: str | Path,
-    report: Report | None = None,
+    report: OnProgress | None = None,
     stopping: Callable[[], bool] = lambda: False,
     grade: bool | Collection[str] = True,
     questions: Questions | None = None,
@@ -214,7 +214,7 @@ def evaluate(
         with results.quiet():
             found = {row.key: row for row in results.rows()}
         mine = [item for item in questions.items[rank::world] if item.key not in found]
-        progress = Progress(len(order[rank::world]))
+        progress = RunProgress(len(order[rank::world]))
         share = set(order[rank::world])
         earlier = [row for key, row in found.items() if key in share]
         tasks = questions.labels if grade is True else grade or ()
@@ -244,10 +244,10 @@ class Grading:
         self,
         questions: Questions,
         results: Results,
-        progress: Progress,
+        progress: RunProgress,
         workers: int | None,
         tasks: Collection[str],
-        report: Report | None,
+        report: OnProgress | None,
     ) -> None:
         """`tasks`: those whose answers get a verdict."""
         self._questions, self._results, self._progress = questions, results, progress

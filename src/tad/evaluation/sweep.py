@@ -18,7 +18,7 @@ from tad.errors import TadError
 from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results
-from tad.evaluation.run import Identity, Report, evaluate
+from tad.evaluation.run import Identity, OnProgress, evaluate
 from tad.models import LM
 
 FIRST = "one-by-one"
@@ -102,7 +102,7 @@ def run_sweep(
     out: str | Path,
     decoders: Sequence[str],
     thresholds: Sequence[float] | None = None,
-    report: Callable[[Setting], Report | None] = lambda _: None,
+    report: Callable[[Setting], OnProgress | None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
     grade: bool = True,
     questions: Questions | None = None,

@@ -14,7 +14,7 @@ from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results
 from tad.evaluation.row import Row
-from tad.evaluation.run import Grading, Identity, Progress, Report, Runner
+from tad.evaluation.run import Grading, Identity, OnProgress, Runner, RunProgress
 from tad.models import load
 
 _CHUNK = 4  # batches per task handed to an actor
@@ -41,7 +41,7 @@ class _RayRunner:
 
 
 def evaluate_with_ray(
-    recipe: EvalRecipe, out: str | Path, report: Report | None = None, grade: bool = True
+    recipe: EvalRecipe, out: str | Path, report: OnProgress | None = None, grade: bool = True
 ) -> Results:
     """Do what is missing of a run on the cluster this process is connected to: an actor per GPU, or two on CPUs."""
     try:
@@ -61,7 +61,7 @@ def evaluate_with_ray(
         found = results.rows()
         done = {row.key for row in found}
         missing = [number for number, item in enumerate(questions.items) if item.key not in done]
-        progress = Progress(len(questions.items))
+        progress = RunProgress(len(questions.items))
         progress.take(found, new=False)
         size = _CHUNK * recipe.batch_size
         chunks = [{"items": json.dumps(missing[low : low + size])} for low in range(0, len(missing), size)]

@@ -15,7 +15,16 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
-from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, path_name, tabulate, unseeded
+from tad.evaluation.methods import (
+    LoadedRun,
+    RunGroup,
+    group_runs,
+    load_run,
+    path_name,
+    tabulate,
+    tell_apart,
+    unseeded,
+)
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study
@@ -378,15 +387,3 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TadError(f"{path}: should hold a JSON object")
     return value
-
-
-def tell_apart(folders: Sequence[Path]) -> list[str]:
-    """The directories' names, each with as many parents as it takes to be the only one of its name."""
-    parts = [folder.resolve().parts for folder in folders]
-    names = []
-    for own in parts:
-        depth = 1
-        while sum(other[-depth:] == own[-depth:] for other in parts) > 1 and depth < len(own):
-            depth += 1
-        names.append("/".join(own[-depth:]))
-    return names

@@ -19,6 +19,7 @@ from markupsafe import Markup
 import tad
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
+from tad.evaluation.methods import tell_apart
 from tad.evaluation.report import grids
 from tad.evaluation.report.charts import (
     DARK,
@@ -37,7 +38,7 @@ from tad.evaluation.report.charts import (
     css_name,
     css_variables,
 )
-from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather, tell_apart
+from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather
 from tad.evaluation.report.replay import Scene, Side, decode_scenes, replay_rows
 from tad.evaluation.tables import (
     SMALL,
@@ -333,7 +334,8 @@ def _view_table(
         "scopes": grid_results(table, others) if rows and others else None,
         "missing": [(row.title, row.state) for row in table.rows if not row.scopes],
         "words": [
-            Markup(re.sub(r"\*(.+?)\*", r"<i>\1</i>", str(Markup.escape(line)))) for line in explain(table)
+            Markup(re.sub(r"\*(.+?)\*", r"<i>\1</i>", str(Markup.escape(_typeset(line)))))
+            for line in explain(table)
         ],
         "legend": [
             {

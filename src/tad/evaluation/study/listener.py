@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from tad.evaluation.run import Report
+from tad.evaluation.run import OnProgress
 from tad.evaluation.sweep import Setting
 from tad.trajectories.store import ShardStats
 
@@ -18,7 +18,7 @@ class Listener(Protocol):
 
     def shard(self, shard: int, stats: ShardStats) -> None: ...
 
-    def decoding(self, setting: Setting) -> Report | None:
+    def decoding(self, setting: Setting) -> OnProgress | None:
         """Asked for a run's own reporter when the run begins."""
 
     def step(self, step: int, steps: int | None) -> None: ...
@@ -39,7 +39,7 @@ class Silent:
     def shard(self, shard: int, stats: ShardStats) -> None:
         pass
 
-    def decoding(self, setting: Setting) -> Report | None:
+    def decoding(self, setting: Setting) -> OnProgress | None:
         return None
 
     def step(self, step: int, steps: int | None) -> None:
