@@ -15,7 +15,6 @@ from tad.evaluation import evaluate
 from tad.evaluation.count import Count
 from tad.evaluation.summary import measure, summarise, wilson
 from tad.models import LM
-from tad.tasks import Score
 
 END, FILLER = 2, 0
 
@@ -89,7 +88,7 @@ def test_accuracy_has_its_binomial_standard_error() -> None:
     ("correct", "low", "high"), [(0, 0.0, 0.1611), (20, 0.8389, 1.0), (10, 0.2993, 0.7007)]
 )
 def test_wilson_interval_has_its_published_values(correct: int, low: float, high: float) -> None:
-    assert wilson(Score(20, correct)) == pytest.approx((low, high), abs=1e-4)
+    assert wilson(20, correct / 20) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_ungraded_rows_are_no_wrong_answers() -> None:

@@ -263,5 +263,5 @@ def test_the_command_lists_our_tasks_and_asks_for_what_it_needs(app: typer.Typer
     assert run(app, "--list").split() == sorted(NAMES)
     with pytest.raises(TadError, match="needs --model and --tasks"):
         run(app, "--tasks", "tad_gsm8k")
-    with pytest.raises(TadError, match="--gen x: should be KEY=VALUE"):
-        run(app, "--model", "m", "--tasks", "tad_gsm8k", "--gen", "x")
+    with pytest.raises(TadError, match="--gen"):
+        run(app, "--model", "nano-llada", "--tasks", "tad_gsm8k", "--gen", "x")
