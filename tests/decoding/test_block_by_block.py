@@ -55,13 +55,23 @@ def test_the_cache_of_finished_blocks_is_exact(folder: str, decoder: str) -> Non
     assert same(cached, run(folder, decoder=decoder, stop="off", cache="none", **block))
 
 
-@every_family
-def test_a_row_is_the_same_alone_and_in_a_batch(folder: str) -> None:
-    together = run(folder)
+@pytest.mark.parametrize(
+    ("folder", "settings"),
+    [
+        ("fastdllm_v2", {}),
+        ("fastdllm_v2", {"cache": "sub-block", "threshold": 0.7}),
+        ("sdar", {}),
+        ("sdar", {"rule": "entropy-bound"}),
+        ("llada2", {}),
+        ("llada2", {"decoder": "llada2.1", "threshold": 0.5, "edit_threshold": 0.3}),
+    ],
+)
+def test_a_row_is_the_same_alone_and_in_a_batch(folder: str, settings: dict[str, Any]) -> None:
+    call = {"decoder": DECODER[folder], "gen_length": 64, **settings}
     prompts = meta(folder)["prompts"]
-    alone = [decode(lm(folder), [prompt], DECODER[folder], 64)[0] for prompt in prompts]
-    assert same(together, alone)
-    assert same(together, run(folder, batch_size=2))
+    together = decode(lm(folder), prompts, **call)
+    assert same(together, [decode(lm(folder), [prompt], **call)[0] for prompt in prompts])
+    assert same(together, decode(lm(folder), prompts, batch_size=2, **call))
 
 
 @pytest.mark.parametrize(
