@@ -178,7 +178,7 @@ def test_a_block_is_left_after_its_post_steps() -> None:
         ({"cache": "block-causal"}, "block-causal"),
         ({"rule": "quota"}, "quota"),
         ({"store": "yes"}, "store"),
-        ({"order": "right"}, "order"),
+        ({"leftmost": 1}, "leftmost"),
         ({"threshold": -1}, "threshold"),
     ],
 )

@@ -46,7 +46,7 @@ def settings(case: cases.Case) -> dict[str, Any]:
         threshold = args.get("threshold") or args.get("confidence_threshold") or args.get("dynamic_threshold")
         call["threshold"] = threshold if kind == "low_confidence_dynamic" else None
         if kind == "sequential" or (method == "sdarjet" and kind == "low_confidence_dynamic"):
-            call["order"] = "left"
+            call["leftmost"] = True
         return call
     call = {"block": args["block_length"], "threshold": args["threshold"]}
     if method == "llada2.0":

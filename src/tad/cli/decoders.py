@@ -27,7 +27,7 @@ MEANINGS = {
     "keep_best": "the best candidate is revealed at every forward, whatever the threshold",
     "score": "what surest means: confidence, entropy or margin",
     "steps": "forwards in all, block by block those of a block; none: one per position",
-    "order": "which candidates a share of the block is: the surest by confidence, or those to the left",
+    "leftmost": "a forward's share of the block is the candidates to the left, not the surest",
     "bound": "sum of entropies (nats) up to which tokens are revealed",
     "edit_threshold": "confidence above which a token of the block is replaced",
     "least": "masks that a forward reveals at least",

@@ -155,7 +155,6 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "least": (1, None),
 }
 _CHOICES = {
-    "order": ("confidence", "left"),
     "score": ("confidence", "entropy", "margin"),
     "suppress_ends": ("no", "eos-logits", "confidence"),
     "stop": ("end", "block", "eager", "off"),
@@ -163,7 +162,7 @@ _CHOICES = {
 _WHOLE = ("block", "steps", "delay", "refresh", "top_k", "sub_block", "post_steps", "least")
 _OPTIONAL = ("block", "steps", "top_p", "top_k", "sub_block", "post_steps")
 _DERIVED = ("per_block", "opened", "count_table")  # fields that no user sets
-_SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores", "store")
+_SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores", "store", "leftmost")
 
 
 def _check_ranges(decoder: Decoder) -> None:

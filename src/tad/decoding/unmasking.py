@@ -269,12 +269,12 @@ class BlockQuota:
     """SDAR's and LLaDA2.0's: all more than `threshold` sure, if they are at least this forward's share of the block; else that share.
 
     A block is shared out evenly over `steps` forwards, one per position by default. `threshold=None` always takes the
-    share. `order`: the share is the surest (SDAR's static and dynamic), or the leftmost (its sequential; JetEngine's dynamic).
+    share, which is the surest (SDAR's static and dynamic) or the `leftmost` (its sequential; JetEngine's dynamic).
     """
 
     threshold: float | None = None
     steps: int | None = None
-    order: Literal["confidence", "left"] = "confidence"
+    leftmost: bool = False
     per_block: tuple[int, int] = (1, 1)  # positions and steps of a block, filled in when a decoding starts
     score: ClassVar[Measure] = "confidence"
     forced: ClassVar[bool] = False
@@ -284,7 +284,7 @@ class BlockQuota:
         (size, steps), valid = self.per_block, candidates.valid
         spent = candidates.spent.clamp(max=steps - 1)
         share = size // steps + (spent < size % steps).long()
-        if self.order == "left":
+        if self.leftmost:
             chosen = valid & (valid.cumsum(1) <= share[:, None])
         else:
             chosen = first_best_of(samples.score(self.score), valid, share)

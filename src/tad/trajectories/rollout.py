@@ -17,9 +17,10 @@ from torch import Tensor, where
 from tad.decoding import Decoded, Decoder, EngineChoice, GraphEngine, Request, Scheduler, get_decoder
 from tad.decoding.noise import uniform
 from tad.decoding.sampler import Samples
+from tad.decoding.schedule import BlockByBlock, Schedule
 from tad.decoding.unmasking import Candidates, Measure, Strategy, Top1, first_best
 from tad.errors import TadError
-from tad.models import LM
+from tad.models import LM, BlockLayout
 
 Order = Literal["teacher", "student", "student-max", "left-to-right", "random"]
 Tokens = Literal["teacher", "reference"]
@@ -89,8 +90,8 @@ class RolloutConfig:
         if self.block < 1 or length % self.block:
             raise TadError(f"gen_length {length} is not a multiple of the block length {self.block}")
 
-    def decoder(self, length: int, logit_shift: int) -> Decoder:
-        """The decoder whose reveals are this rollout."""
+    def decoder(self, length: int, logit_shift: int, layout: BlockLayout | None = None) -> Decoder:
+        """The decoder whose reveals are this rollout. A block-diffusion model (`layout`) goes by its own blocks."""
         rule: Strategy = InOrder(self.order, self.floor or None)
         block = self.block
         if self.order == "teacher":  # a floor would take its own choice instead
@@ -101,9 +102,12 @@ class RolloutConfig:
         found = get_decoder(
             "one-by-one", block=block, cache=self.cache, temperature=self.temperature, stop=stop
         )
-        return Decoder(
-            found.schedule, rule, found.cache, found.sampling, found.stop, name="rollout"
-        ).prepared(length, logit_shift)
+        schedule: Schedule = found.schedule
+        if layout is not None and layout.grid == "absolute":
+            schedule = BlockByBlock(store=False)
+        return Decoder(schedule, rule, found.cache, found.sampling, found.stop, name="rollout").prepared(
+            length, logit_shift
+        )
 
 
 @dataclass
@@ -140,7 +144,7 @@ def roll_out(
     config.check(length)
     if config.tokens == "reference" and references is None:
         raise TadError("tokens 'reference' needs the reference's token ids")
-    decoder = config.decoder(length, lm.family.logit_shift)
+    decoder = config.decoder(length, lm.family.logit_shift, lm.model.shape.blocks)
     asks_teacher, asks_student = config.tokens == "teacher", config.order in NEEDS_STUDENT
     requests = [
         Request(
@@ -174,12 +178,15 @@ def roll_out(
 
 
 def _rollout(row: Decoded, asked_teacher: bool) -> Rollout:
-    """After the last real step come the positions that were filled, from left to right."""
-    reveal, later = list(row.steps), row.forwards
-    for position, step in enumerate(row.steps):
-        if step == 0:
-            later += 1
-            reveal[position] = later
+    """After the last real step come the positions that were filled, from left to right.
+
+    Steps are counted without forwards that revealed nothing of the row: what is cut from a last whole block.
+    """
+    steps = {forward: step for step, forward in enumerate(sorted({*row.steps} - {0}), 1)}
+    reveal, later = [], len(steps)
+    for forward in row.steps:
+        later += forward == 0
+        reveal.append(steps.get(forward, later))
     nothing = [float("nan")] * len(reveal)
     teacher, student = (
         nothing
@@ -187,4 +194,4 @@ def _rollout(row: Decoded, asked_teacher: bool) -> Rollout:
         else [p if step else nan for p, step, nan in zip(values, row.steps, nothing, strict=True)]
         for values in (row.confidence if asked_teacher else None, row.scorer)
     )
-    return Rollout(row.tokens, reveal, row.forwards, teacher, student)
+    return Rollout(row.tokens, reveal, len(steps), teacher, student)
