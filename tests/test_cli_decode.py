@@ -20,6 +20,7 @@ import tad
 from tad.cli import decode as cli
 from tad.cli.canvas import END, FILLER, FUTURE, MASK, Canvas, LiveCanvas, printable, reveal_colour
 from tad.cli.decoders import MEANINGS, list_decoders, meaning
+from tad.cli.options import read_settings
 from tad.decoding import DECODERS, Decoded, Step, get_decoder
 from tad.decoding.decoders import CACHES, RULES, SCHEDULES, parameters
 from tad.errors import TadError
@@ -236,7 +237,7 @@ def test_error_of_the_program_is_one_line_and_exit_code_2(model: str) -> None:
     ],
 )  # fmt: skip
 def test_set_reads_scalars(text: str, value: object) -> None:
-    found = cli._overrides([f"key={text}"])["key"]
+    found = read_settings([f"key={text}"])["key"]
     assert found == value
     assert type(found) is type(value)
 

@@ -132,6 +132,24 @@ def test_recipes_are_listed_with_their_verb_shown_and_copied_with_comments(tmp_p
         run("pretrain-tiny", "--copy", str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["distill", "collect-nano-llada"], "tad collect"),
+        (["collect", "llada-quality"], "tad distill"),
+        (["run", "study-nano-llada"], "tad study"),
+        (["study", "run-nano-llada"], "tad run"),
+        (["pretrain", "run-nano-llada"], "tad run"),
+        (["collect", "collect-nano-llada", "taskz=3"], r"taskz=3.*'tasks'"),
+        (["distill", "nano-llada-speed", "learning.stepz=3"], r"learning\.stepz=3.*'steps'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_wrong_kind_of_recipe_and_the_wrong_override_are_named(words: list[str], named: str) -> None:
+    with pytest.raises(TadError, match=named):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 # Progress
 
 

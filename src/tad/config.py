@@ -44,20 +44,31 @@ R = TypeVar("R", bound=Recipe)
 
 def load_recipe(schema: type[R], source: str | Path, overrides: Iterable[str] = ()) -> R:
     """Read a recipe: `source` is a file, FILE:VARIANT, or a bundled name; `overrides` are `section.field=value`."""
-    path, variant = find_recipe(source)
-    values = _read_values(path, variant)
-    for override in overrides:
+    values, given = read_recipe(source), list(overrides)
+    for override in given:
         _apply(values, override)
-    return parse_recipe(schema, values, where=str(path))
+    return parse_recipe(schema, values, str(find_recipe(source)[0]), given)
 
 
-def parse_recipe(schema: type[R], values: dict[str, Any], where: str = "recipe") -> R:
-    """Check plain values against a schema; the first problem found becomes the error."""
+def read_recipe(source: str | Path) -> dict[str, Any]:
+    """The values of a recipe, not yet checked against a schema."""
+    return _read_values(*find_recipe(source))
+
+
+def parse_recipe(
+    schema: type[R], values: dict[str, Any], where: str = "recipe", overrides: Iterable[str] = ()
+) -> R:
+    """Check plain values against a schema; the first problem found becomes the error, which names the override it
+    came with, else `where`."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+        for override in overrides:
+            key = override.partition("=")[0]
+            if problem["type"] != "missing" and f"{field}.".startswith(f"{key}."):
+                where = f"override '{override}'"
         if problem["type"] == "extra_forbidden":
             raise TadError(f"{where}: unknown key '{field}'{_suggest(schema, problem['loc'])}") from None
         if problem["type"] == "missing":

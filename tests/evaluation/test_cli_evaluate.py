@@ -156,7 +156,7 @@ def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], t
             "options for 'gsm8k', which is not one of the tasks",
         ),
         (["--tasks", "nano-word", "--set", "nano-word.sze=3"], "task 'nano-word' has no option 'sze'"),
-        (["--tasks", "nano", "--workers", "dask"], "not known; known: ray"),
+        (["--tasks", "nano", "--workers", "dask"], "--workers dask"),
         (["--tasks", "gsm8k", "--data-dir", "nowhere"], "nowhere"),
         (["--tasks", ","], "no task given"),
     ],

@@ -161,6 +161,13 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
     assert measured.exit_code == 0, measured.output
     for name in ("window.json", "window.png", "window.svg"):
         assert (out / name).stat().st_size > 100
+    better, measure = (out / "window.json").read_text(), ["window", str(out), "--model", str(model)]
+    fewer = run(app, [*measure, "--limit", "2"])
+    assert isinstance(fewer.exception, TadError)
+    assert "--overwrite" in str(fewer.exception)
+    assert (out / "window.json").read_text() == better
+    replaced = run(app, [*measure, "--limit", "2", "--overwrite", "--device", "cpu", "--json"])
+    assert json.loads(replaced.stdout)["decay"]["trajectories"] == 2
     exported = tmp_path / "released.jsonl"
     assert (
         run(app, ["trajectories", str(out), "--export", str(exported), "--model", str(model)]).exit_code == 0

@@ -20,6 +20,7 @@ from tad.cli.options import (
     Device,
     Dtype,
     GenLength,
+    Live,
     Model,
     Temperature,
     Threshold,
@@ -65,7 +66,7 @@ def chat(
     settings: DecoderSettings = None,
     threshold: Threshold = None,
     temperature: Temperature = None,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")] = True,
+    live: Live = True,
 ) -> None:
     """Talk with a model, over several turns; /help lists what else can be typed."""
     overrides = read_settings(settings, threshold=threshold, temperature=temperature)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tad.cli.decoders import decoders, parts
+from tad.cli.decoders import decoders
 from tad.cli.options import (
     Adapter,
     AsJson,
@@ -19,6 +19,7 @@ from tad.cli.options import (
     Device,
     Dtype,
     GenLength,
+    Live,
     Model,
     Seed,
     Temperature,
@@ -26,7 +27,6 @@ from tad.cli.options import (
     busy,
     load_model,
     read_settings,
-    read_value,
 )
 from tad.cli.options import Decoder as DecoderName
 from tad.cli.progress import Progress
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from tad.decoding import Decoded, Decoder
     from tad.generation import Prompt
     from tad.models import LM
-
-# Under these names other commands still import them from here.
-_busy, _load, _overrides, _scalar = busy, load_model, read_settings, read_value
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -73,7 +70,7 @@ def generate(
         bool, typer.Option("--allow-special", help="With --raw: control tokens written in the text count.")
     ] = False,
     as_json: AsJson = False,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")] = True,
+    live: Live = True,
 ) -> None:
     """Answer a prompt, and watch the masks become tokens."""
     overrides = read_settings(settings, threshold=threshold, temperature=temperature)
@@ -258,7 +255,7 @@ class _Job:
 
     def as_record(self, question: _Question, row: Decoded) -> dict[str, Any]:
         """One row for machines."""
-        from tad.decoding.decoders import parameters
+        from tad.decoding.decoders import describe, parameters
         from tad.generation import read_answer
 
         return {
@@ -273,7 +270,7 @@ class _Job:
             "seconds": row.seconds,
             "seed": self.seed,
             "gen_length": self.gen_length,
-            "decoder": {"name": self.decoder.name, **parts(self.decoder), **parameters(self.decoder)},
+            "decoder": {"name": self.decoder.name, **describe(self.decoder), **parameters(self.decoder)},
         }
 
 

@@ -88,26 +88,19 @@ def decoders(
 
 def as_record(decoder: Decoder, family: str) -> dict[str, Any]:
     """A decoder for machines."""
-    from tad.decoding.decoders import parameters
+    from tad.decoding.decoders import describe, parameters
 
-    return {"name": decoder.name, "family": family, **parts(decoder), "parameters": parameters(decoder)}
-
-
-def parts(decoder: Decoder) -> dict[str, str]:
-    """Names of the block schedule, the reveal rule and the cache."""
-    from tad.decoding.decoders import describe
-
-    return describe(decoder)
+    return {"name": decoder.name, "family": family, **describe(decoder), "parameters": parameters(decoder)}
 
 
 def defaults(decoder: Decoder) -> dict[str, str]:
     """The three parts with their parameters; how tokens are drawn stands with the rule where it is not plain."""
-    from tad.decoding.decoders import parameters
+    from tad.decoding.decoders import describe, parameters
     from tad.decoding.sampler import Sampling
 
     settable = parameters(decoder)
     described = {}
-    for part, label in parts(decoder).items():
+    for part, label in describe(decoder).items():
         own = {
             item.name: getattr(getattr(decoder, part), item.name) for item in fields(getattr(decoder, part))
         }
@@ -134,7 +127,9 @@ def spell(value: Any) -> str:
 
 def meaning(key: str, decoder: Decoder) -> str:
     """One line on a parameter."""
-    return _THRESHOLDS[parts(decoder)["rule"]] if key == "threshold" else MEANINGS[key]
+    from tad.decoding.decoders import describe
+
+    return _THRESHOLDS[describe(decoder)["rule"]] if key == "threshold" else MEANINGS[key]
 
 
 def list_decoders(found: dict[tuple[str, str], Decoder]) -> Table:
@@ -161,7 +156,7 @@ def list_parameters(found: dict[tuple[str, str], Decoder]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from tad.decoding.decoders import parameters
+    from tad.decoding.decoders import describe, parameters
 
     values = {kind: parameters(decoder) for (_, kind), decoder in found.items()}
     first = next(iter(found.values()))
@@ -169,7 +164,7 @@ def list_parameters(found: dict[tuple[str, str], Decoder]) -> Table:
         values = {"value": next(iter(values.values()))}
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold",
-        title=f"{first.name}: " + ", ".join(f"{part} {label}" for part, label in parts(first).items()),
+        title=f"{first.name}: " + ", ".join(f"{part} {label}" for part, label in describe(first).items()),
     )  # fmt: skip
     for title in ("parameter", *values):
         table.add_column(title, no_wrap=True)

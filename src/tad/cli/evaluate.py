@@ -37,6 +37,7 @@ Settings = Annotated[
         help="A parameter of the decoder (threshold=0.4), or of a task (gsm8k.extraction=flexible); repeat it.",
     ),
 ]
+Template = Annotated[str, typer.Option(help="The prompt template.")]
 Graders = Annotated[int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")]
 Levels = Annotated[bool, typer.Option("--levels", help="Print every level, too.")]
 YMax = Annotated[
@@ -68,10 +69,10 @@ def evaluate(
     sample: Annotated[
         int | None, typer.Option(min=1, help="N examples of each task, drawn by their ids.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows decoded at once; decides speed, not rows.")] = 16,
+    batch: options.BatchSize = 16,
     gen_length: options.GenLength = 256,
     settings: Settings = None,
-    template: Annotated[str, typer.Option(help="The prompt template.")] = "tad",
+    template: Template = "tad",
     templates: Annotated[
         str | None, typer.Option(help="Several with commas, or 'all': each, and the spread.")
     ] = None,
@@ -92,26 +93,23 @@ def evaluate(
     device: options.Device = None,
     dtype: options.Dtype = None,
     data_dir: options.DataDir = None,
-    workers: Annotated[str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.")] = None,
+    workers: options.Workers = None,
     levels: Levels = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Accuracy and tokens per forward on tasks. Run the same command again to continue."""
-    if workers not in (None, "ray"):
-        raise TadError(f"--workers {workers}: not known; known: ray")
     values = [] if threshold is None else _numbers("--threshold", threshold)
-    decoders = [name.strip() for name in decoder.split(",") if name.strip()]
+    decoders = options.split_names(decoder)
+    for name in decoders:
+        options.check_decoder(name)
+    if not decoders:
+        raise TadError("--decoder: no name given; `tad decoders` lists them")
     swept = sweep or len(values) > 1 or len(decoders) > 1
     if sweep and values:
         raise TadError("--sweep is the default grid and --threshold is your own: give one of them")
-    own, task_options = _settings(settings or [])
-    if len(values) == 1 and not swept:
-        if "threshold" in own:
-            raise TadError("--threshold and --set threshold= are the same parameter; give one")
-        own["threshold"] = values[0]
-
-    for name in decoders:
-        options.check_decoder(name)
+    if swept and workers == "ray":
+        raise TadError("--workers ray makes one run; sweep in one process, or make the runs one by one")
+    own, task_options = _settings(settings, None if swept or not values else values[0])
 
     from tad.decoding import get_decoder
     from tad.evaluation import EvalRecipe, list_tasks
@@ -123,14 +121,14 @@ def evaluate(
         model=model,
         adapter=adapter,
         tasks=list_tasks(
-            [name.strip() for name in tasks.split(",") if name.strip()],
+            options.split_names(tasks),
             split,
             limit,
             sample,
-            [template] if templates is None else [name.strip() for name in templates.split(",")],
+            [template] if templates is None else options.split_names(templates),
             task_options,
         ),
-        decoder=decoders[0] if decoders else decoder,
+        decoder=decoders[0],
         settings=own,
         gen_length=gen_length,
         seed=seed,
@@ -140,18 +138,18 @@ def evaluate(
         dtype=dtype,
         data_dir=None if data_dir is None else str(data_dir),
     )
-    for name in decoders or [
-        decoder
-    ]:  # what does not depend on the model is refused before its weights are read
+    for name in decoders:  # what does not depend on the model is refused before its weights are read
         get_decoder(name, **own).prepared(gen_length, logit_shift=0)
         if swept:
             plan(name, "llada", gen_length, own, values or None)
     questions = Questions(recipe.tasks, recipe.data_dir)
-    folder = out or _default_out(recipe, decoders, swept)
+    folder = out or _default_out(recipe, swept)
     if workers == "ray":
-        if swept:
-            raise TadError("--workers ray makes one run; sweep in one process, or make the runs one by one")
-        _run_with_ray(recipe, folder, not no_grade, levels, as_json)
+        from tad.evaluation.workers import evaluate_with_ray
+
+        with Progress() as progress:
+            results = evaluate_with_ray(recipe, folder, report_rows(progress), not no_grade)
+        _show_run(results, levels, as_json)
         return
     with options.busy(f"loading {model}"):
         lm = options.load_model(model, adapter, device, dtype)
@@ -254,7 +252,7 @@ def throughput(
     warmup: Annotated[int, typer.Option(min=0, help="Batches run before the clock starts.")] = 2,
     gen_length: options.GenLength = 256,
     settings: Settings = None,
-    template: Annotated[str, typer.Option(help="The prompt template.")] = "tad",
+    template: Template = "tad",
     device: options.Device = None,
     dtype: options.Dtype = None,
     data_dir: options.DataDir = None,
@@ -262,7 +260,7 @@ def throughput(
 ) -> None:
     """Tokens per second, by both counts, for one row at a time and for larger batches."""
     sizes = [int(number) for number in _numbers("--batch", batch, whole=True)]
-    own, task_options = _settings(settings or [])
+    own, task_options = _settings(settings)
 
     from tad.decoding import get_decoder
     from tad.evaluation import list_tasks, measure_speed
@@ -304,20 +302,16 @@ def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
     return found
 
 
-def _settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _settings(
+    settings: list[str] | None, threshold: float | None = None
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """`--set` as parameters of the decoder, and as options by task."""
     own: dict[str, Any] = {}
     by_task: dict[str, dict[str, Any]] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        task, dot, name = key.strip().rpartition(".")
-        if not equals or not name:
-            raise TadError(f"--set {setting}: should be KEY=VALUE, or TASK.KEY=VALUE for a task")
-        target = own if not dot or task == "decoder" else by_task.setdefault(task, {})
-        name = name.replace("-", "_")
-        if name in target:
-            raise TadError(f"--set {setting}: {name} is set twice")
-        target[name] = options.read_value(value.strip())
+    for key, value in options.read_settings(settings, threshold=threshold).items():
+        task, _, name = key.rpartition(".")
+        target = by_task.setdefault(task, {}) if task else own
+        target[name] = value
     return own, by_task
 
 
@@ -337,9 +331,9 @@ def read_y_max(text: str | None) -> float | dict[str, float] | None:
         ) from None
 
 
-def _default_out(recipe: EvalRecipe, decoders: list[str], swept: bool) -> Path:
+def _default_out(recipe: EvalRecipe, swept: bool) -> Path:
     names = [Path(name).name for name in (recipe.model, recipe.adapter) if name]
-    return Path("runs/eval") / "-".join([*names, "sweep" if swept else decoders[0]])
+    return Path("runs/eval") / "-".join([*names, "sweep" if swept else recipe.decoder])
 
 
 # Progress and printing
@@ -356,14 +350,6 @@ def report_rows(progress: Progress, setting: Setting | None = None) -> OnProgres
         progress.update(found.rows, found.total, "  ".join(parts), found.made)
 
     return report
-
-
-def _run_with_ray(recipe: EvalRecipe, folder: Path, grade: bool, levels: bool, as_json: bool) -> None:
-    from tad.evaluation.workers import evaluate_with_ray
-
-    with Progress() as progress:
-        results = evaluate_with_ray(recipe, folder, report_rows(progress), grade)
-    _show_run(results, levels, as_json)
 
 
 def _show_run(results: Results, levels: bool, as_json: bool) -> None:

@@ -17,12 +17,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def lm_eval(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A directory, a hub id or a bundled name such as nano-llada.", callback=options.check_source
-        ),
-    ] = None,
+    model: options.ModelOption = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks or patterns, 'tad_gsm8k,tad_mbpp*': ours or the harness's.")
     ] = None,
@@ -48,7 +43,7 @@ def lm_eval(
     multiturn: Annotated[
         bool, typer.Option("--multiturn/--one-turn", help="Examples as turns of the chat, or all in one.")
     ] = True,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded at once.")] = 8,
+    batch_size: options.BatchSize = 8,
     mc_draws: Annotated[int, typer.Option(min=1, help="Masks per likelihood.")] = 128,
     seed: Annotated[int, typer.Option(help="Of sampling and of the likelihood's masks.")] = 0,
     device: options.Device = None,
@@ -71,7 +66,7 @@ def lm_eval(
         raise TadError("tad lm-eval needs --model and --tasks (or --list)")
     overrides = options.read_settings(settings)
     arguments = options.read_settings(generation, "--gen")
-    names, manager = harness.find_tasks([name for name in tasks.split(",") if name], data_dir, include_path)
+    names, manager = harness.find_tasks(options.split_names(tasks), data_dir, include_path)
     from tad.evaluation.lm_eval.model import TadLM
 
     options.quieten()

@@ -86,10 +86,17 @@ def check_family(family: str | None) -> str | None:
     return family
 
 
+def check_workers(workers: str | None) -> str | None:
+    if workers not in (None, "ray"):
+        raise TadError(f"--workers {workers}: should be ray")
+    return workers
+
+
 _MODEL = "A directory, a hub id or a bundled name such as nano-llada."
 
 Model = Annotated[str, typer.Argument(help=_MODEL, callback=check_source)]
 OptionalModel = Annotated[str | None, typer.Argument(help=_MODEL, callback=check_source)]
+ModelOption = Annotated[str | None, typer.Option(help=_MODEL, callback=check_source)]
 Adapter = Annotated[
     str | None,
     typer.Option(help="A PEFT adapter: directory, hub id or bundled name.", callback=check_source),
@@ -115,6 +122,12 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Directory with the data (default: TAD_DATA, else the hub).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Live = Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on a terminal.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Rows computed at once; decides speed, not results.")]
+Store = Annotated[Path, typer.Argument(help="A store made by `tad collect`.")]
+Workers = Annotated[
+    str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.", callback=check_workers)
+]
 RecipeName = Annotated[
     str, typer.Argument(help="A recipe file, or the name of a bundled one (`tad recipes` lists them).")
 ]
@@ -128,6 +141,11 @@ NoSandbox = Annotated[
 ]
 
 
+def split_names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def read_settings(
     settings: list[str] | None, option: str = "--set", **shortcuts: float | None
 ) -> dict[str, Any]:
@@ -135,9 +153,10 @@ def read_settings(
     found: dict[str, Any] = {}
     for setting in settings or ():
         key, equals, value = setting.partition("=")
-        key = key.strip().replace("-", "_")
+        owner, dot, key = key.strip().rpartition(".")  # an owner's name, such as nano-word, keeps its hyphens
         if not equals or not key:
             raise TadError(f"{option} {setting}: should be KEY=VALUE")
+        key = f"{owner}{dot}{key.replace('-', '_')}"
         if key in found:
             raise TadError(f"{option} {setting}: {key} is set twice")
         found[key] = read_value(value.strip())

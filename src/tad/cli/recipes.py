@@ -1,15 +1,29 @@
-"""`tad recipes`: the bundled recipes, which verb takes each, and a copy to change."""
+"""`tad recipes`: the bundled recipes, which verb takes each, and a copy to change; and how verbs read theirs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from tad.cli.options import AsJson
 from tad.errors import TadError
+
+if TYPE_CHECKING:
+    from tad.config import Recipe
+
+R = TypeVar("R", bound="Recipe")
+# Verb -> keys that only its recipes have.
+_KEYS = {
+    "collect": {"tasks", "gen_length", "shard_size"},
+    "distill": {"trajectories", "objective", "learning"},
+    "pretrain": {"data", "optimization"},
+    "run": {"students", "student_decoders"},
+    "study": {"stores", "methods", "tables"},
+}
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -30,7 +44,7 @@ def recipes(
             raise TadError("--copy: say which recipe to copy")
         _list(as_json)
         return
-    from tad.config import recipe_text
+    from tad.config import read_recipe, recipe_text
 
     text = recipe_text(name)
     if copy is None:
@@ -40,14 +54,16 @@ def recipes(
     if target.exists():
         raise TadError(f"--copy {target}: is there already; give another path")
     target.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {target}; use it with: tad {find_verb(text)} {target}")
+    typer.echo(f"wrote {target}; use it with: tad {find_verb(read_recipe(name)) or 'VERB'} {target}")
 
 
 def _list(as_json: bool) -> None:
-    from tad.config import bundled_recipes, recipe_text
+    from tad.config import bundled_recipes, read_recipe, recipe_text
 
-    texts = {name: recipe_text(name) for name in bundled_recipes()}
-    rows = [{"name": name, "verb": find_verb(text), "about": _about(text)} for name, text in texts.items()]
+    rows = [
+        {"name": name, "verb": find_verb(read_recipe(name)) or "-", "about": _about(recipe_text(name))}
+        for name in bundled_recipes()
+    ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -56,13 +72,25 @@ def _list(as_json: bool) -> None:
         typer.echo(f"{row['verb']:9s} {row['name']:{wide}s}  {row['about']}")
 
 
-def find_verb(text: str) -> str:
-    """The command that takes a recipe, by a key that only its recipes have."""
-    import yaml
+def load(schema: type[R], verb: str, source: str, overrides: Sequence[str] | None) -> R:
+    """The recipe of a verb; one of another verb is named as such."""
+    from tad.config import load_recipe, read_recipe
 
-    keys = set(yaml.safe_load(text))
-    marks = {"seeds": "study", "collect": "run", "trajectories": "distill", "data": "pretrain"}
-    return next((verb for key, verb in marks.items() if key in keys), "collect")
+    try:
+        return load_recipe(schema, source, overrides or ())
+    except TadError:
+        kind = find_verb(read_recipe(source))
+        if kind in (verb, None):
+            raise
+        raise TadError(
+            f"{source}: is a recipe for `tad {kind}`, not for `tad {verb}`; `tad recipes` lists both"
+        ) from None
+
+
+def find_verb(values: Mapping[str, Any]) -> str | None:
+    """The command that takes a recipe, by the keys that only its recipes have; None where they point to several or none."""
+    found = sorted((len(keys & values.keys()), verb) for verb, keys in _KEYS.items())
+    return found[-1][1] if found[-1][0] > found[-2][0] else None
 
 
 def _about(text: str) -> str:

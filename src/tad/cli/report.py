@@ -64,6 +64,7 @@ def report(
         read_y_max(y_max),
         live,
         example,
+        tolerance=tolerance,
         say=lambda text: typer.echo(text, err=True),
     )
     for note in written.notes:

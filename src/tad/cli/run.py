@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tad.cli import options
+from tad.cli import options, recipes
 from tad.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -36,12 +36,11 @@ def run(
     ] = None,
 ) -> None:
     """The whole method: collect, window, distil, evaluate, report. Run the same command again to continue."""
-    from tad.config import load_recipe
     from tad.evaluation.study.chain import STAGES, Chain
     from tad.evaluation.study.recipe import RunRecipe
     from tad.evaluation.tables import show_table
 
-    values = load_recipe(RunRecipe, recipe, overrides or ())
+    values = recipes.load(RunRecipe, "run", recipe, overrides)
     folder = out or Path("runs") / values.name
     chosen = tuple(stage) if stage else STAGES
     options.quieten()
@@ -60,7 +59,7 @@ def run(
 def study(
     recipe: options.RecipeName,
     overrides: options.Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the study (default: runs/NAME).")] = None,
+    out: options.RunDir = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only tables or methods of this name or pattern; any number of times."),
@@ -73,12 +72,11 @@ def study(
     ] = False,
 ) -> None:
     """Train and evaluate a matrix of methods and seeds, and write its tables. Run the same command again to continue."""
-    from tad.config import load_recipe
     from tad.evaluation.study.recipe import StudyRecipe
     from tad.evaluation.study.study import Study
     from tad.evaluation.tables import as_markdown
 
-    values = load_recipe(StudyRecipe, recipe, overrides or ())
+    values = recipes.load(StudyRecipe, "study", recipe, overrides)
     folder = out or Path("runs") / values.name
     options.quieten()
     with ConsoleListener() as listener:
@@ -131,8 +129,9 @@ class ConsoleListener(Progress):
         super().say(line if line.startswith("\n") else f"   {line.strip()}")
 
     def shard(self, shard: int, stats: ShardStats) -> None:
-        graded = stats.attempted - stats.ungraded
-        self.draw(f"   shard {shard}: {stats.correct} of {graded} graded rollouts right", last=True)
+        from tad.cli.trajectories import describe_shard
+
+        self.draw(f"   {describe_shard(shard, stats)}", last=True)
 
     def decoding(self, setting: Setting) -> OnProgress:
         from tad.cli.evaluate import report_rows

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tad.cli import options, recipes
 
 if TYPE_CHECKING:
     from tad.training.distill import Evaluate
@@ -20,46 +22,51 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def pretrain(
-    recipe: str = typer.Argument(
-        help="A recipe file, or the name of a bundled one (pretrain-nano-llada, ...)."
-    ),
-    overrides: list[str] = typer.Argument(None, help="section.field=value, any number of times."),
-    out: Path = typer.Option(None, help="Directory of the run (default: runs/NAME)."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the newest checkpoint in the directory."),
-    max_minutes: float = typer.Option(
-        None, help="Plan the run to end, fully decayed, after this many minutes of this call."
-    ),
-    pause_after: float = typer.Option(None, help="Save and stop after this many minutes; resume later."),
+    recipe: options.RecipeName,
+    overrides: options.Overrides = None,
+    out: options.RunDir = None,
+    resume: options.Resume = False,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="Plan the run to end, fully decayed, after this many minutes of this call."),
+    ] = None,
+    pause_after: Annotated[
+        float | None, typer.Option(help="Save and stop after this many minutes; resume later.")
+    ] = None,
 ) -> None:
     """Train a base model from scratch on the nano world."""
-    from tad.config import load_recipe
     from tad.nano.pretrain import RESULT
     from tad.nano.pretrain import pretrain as run
     from tad.nano.recipe import PretrainRecipe
 
-    values = load_recipe(PretrainRecipe, recipe, overrides or ())
+    values = recipes.load(PretrainRecipe, "pretrain", recipe, overrides)
     directory = out or Path("runs") / values.name
     result = run(values, directory, resume, max_minutes, pause_after)
     if result.name == RESULT:
         typer.echo(f"model: {result}")
     else:
-        typer.echo(f"paused; go on with: tad pretrain {recipe} --out {directory} --resume")
+        again = ["tad", "pretrain", recipe, *(overrides or ()), "--out", str(directory), "--resume"]
+        typer.echo(f"paused; go on with: {shlex.join(again)}")
 
 
 def distill(
-    recipe: str = typer.Argument(help="A recipe file, or the name of a bundled one (llada-quality, ...)."),
-    overrides: list[str] = typer.Argument(None, help="section.field=value, any number of times."),
-    out: Path = typer.Option(None, help="Directory of the run (default: runs/NAME)."),
-    trajectories: list[str] = typer.Option(
-        None, help="A store made by `tad collect`; instead of the recipe's, any number of times."
-    ),
-    validation: list[str] = typer.Option(None, help="A store to measure the held-out loss on."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the newest checkpoint in the directory."),
-    stop_at: int = typer.Option(None, min=1, help="Save and stop after this step; resume later."),
-    quiet: bool = typer.Option(False, "--quiet", help="No progress bar."),
+    recipe: options.RecipeName,
+    overrides: options.Overrides = None,
+    out: options.RunDir = None,
+    trajectories: Annotated[
+        list[str] | None,
+        typer.Option(help="A store made by `tad collect`; instead of the recipe's, any number of times."),
+    ] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(help="A store to measure the held-out loss on.")
+    ] = None,
+    resume: options.Resume = False,
+    stop_at: Annotated[
+        int | None, typer.Option(min=1, help="Save and stop after this step; resume later.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
-    from tad.config import load_recipe
     from tad.training.distill import distill as run
     from tad.training.recipe import DistillRecipe
     from tad.trajectories.store import TrajectoryStore
@@ -67,7 +74,7 @@ def distill(
     changes = list(overrides or ())
     changes += [f"trajectories={trajectories}"] if trajectories else []
     changes += [f"validation={validation}"] if validation else []
-    values = load_recipe(DistillRecipe, recipe, changes)
+    values = recipes.load(DistillRecipe, "distill", recipe, changes)
     for store in (*values.trajectories, *values.validation):  # before minutes are spent on the weights
         TrajectoryStore.open(store)
     directory = out or Path("runs") / values.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tad.cli import options, recipes
+from tad.cli.progress import Progress
 from tad.errors import TadError
 from tad.files import finite
 
@@ -27,17 +28,17 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def collect(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a bundled one.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.field=value, any number.")] = None,
+    recipe: options.RecipeName,
+    overrides: options.Overrides = None,
     out: Annotated[Path, typer.Option(help="Directory of the store.")] = Path("runs/trajectories"),
     keep: Annotated[str | None, typer.Option(help="all or correct; the same as keep=...")] = None,
     no_privileged: Annotated[bool, typer.Option("--no-privileged", help="Hide the reference.")] = False,
-    student_adapter: Annotated[str | None, typer.Option(help="An adapter for the student.")] = None,
-    workers: Annotated[str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.")] = None,
+    student_adapter: Annotated[
+        str | None, typer.Option(help="An adapter for the student.", callback=options.check_source)
+    ] = None,
+    workers: options.Workers = None,
 ) -> None:
     """Roll out the privileged teacher on a task mix, grade, and store the trajectories. Run it again to continue."""
-    from tad.config import load_recipe
-    from tad.models import load
     from tad.trajectories.recipe import CollectRecipe
     from tad.trajectories.workers import collect_here, collect_with_ray
 
@@ -45,65 +46,49 @@ def collect(
     changes += [f"keep={keep}"] if keep else []
     changes += ["privileged=false"] if no_privileged else []
     changes += [f"student_adapter={student_adapter}"] if student_adapter else []
-    values = load_recipe(CollectRecipe, recipe, changes)
-    if workers not in (None, "ray"):
-        raise TadError(f"workers '{workers}' is not known; known: ray")
-    progress = _Progress(out)
-    if workers == "ray":
-        store = collect_with_ray(values, out, report=progress.report)
-    else:
-        lm = load(values.model, device=values.device, dtype=values.dtype)
-        store = collect_here(values, out, lm, report=progress.report, stopping=progress.stopping)
-    progress.finish(store)
+    values = recipes.load(CollectRecipe, "collect", recipe, changes)
+    began, rollouts = time.monotonic(), 0
 
+    def report(shard: int, stats: ShardStats) -> None:
+        nonlocal rollouts
+        rollouts += stats.attempted
+        speed = rollouts / (time.monotonic() - began)
+        progress.draw(f"{describe_shard(shard, stats)}, {speed:.2f} rollouts/s", last=True)
 
-class _Progress:
-    """A line per shard, and a first Ctrl-C that lets the shard in flight finish."""
-
-    def __init__(self, out: Path) -> None:
-        self.out, self.began, self.rollouts, self.interrupted = out, time.monotonic(), 0, False
-        signal.signal(signal.SIGINT, self._interrupt)
-
-    def _interrupt(self, *_: object) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        typer.echo("finishing the shard in flight; press Ctrl-C again to drop it", err=True)
-
-    def stopping(self) -> bool:
-        return self.interrupted
-
-    def report(self, shard: int, stats: ShardStats) -> None:
-        self.rollouts += stats.attempted
-        rate = self.rollouts / (time.monotonic() - self.began)
-        steps = stats.steps / max(1, stats.attempted)
+    with Progress("the shard in flight") as progress:
+        if workers == "ray":
+            store = collect_with_ray(values, out, report)
+        else:
+            with options.busy(f"loading {values.model}"):
+                lm = options.load_model(values.model, device=values.device, dtype=values.dtype)
+            began = time.monotonic()
+            store = collect_here(values, out, lm, report, progress.stopping)
+    _print_summary(store)
+    if left := len(store.missing()):
         typer.echo(
-            f"shard {shard:5d}  correct {stats.correct}/{stats.attempted - stats.ungraded}  kept {stats.kept}  "
-            f"mean steps {steps:.0f}  {rate:.2f} rollouts/s",
-            err=True,
+            f"{left} of {store.meta.shards} shards are missing: run the same command again to continue"
         )
+        raise typer.Exit(130 if progress.interrupted else 0)
 
-    def finish(self, store: TrajectoryStore) -> None:
-        from tad.trajectories.summary import summarise
 
-        left = len(store.missing())
-        _print_summary(summarise(store), store)
-        if left:
-            typer.echo(
-                f"{left} of {store.meta.shards} shards are missing: run the same command again to continue"
-            )
-            raise typer.Exit(130 if self.interrupted else 0)
+def describe_shard(shard: int, stats: ShardStats) -> str:
+    """How the rollouts of a shard went."""
+    steps = stats.steps / max(1, stats.attempted)
+    return (
+        f"shard {shard}: {stats.correct} of {stats.attempted - stats.ungraded} graded rollouts right, "
+        f"{stats.kept} kept, {steps:.0f} steps on average"
+    )
 
 
 def trajectories(
-    folder: Annotated[Path, typer.Argument(help="A store made by `tad collect`.")],
+    folder: options.Store,
     show: Annotated[str | None, typer.Option(help="Draw one trajectory; needs --model for text.")] = None,
-    model: Annotated[str | None, typer.Option(help="For its tokenizer.")] = None,
+    model: options.ModelOption = None,
     animate: Annotated[bool, typer.Option("--animate", help="With --show: step by step.")] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the published JSONL format; needs --model.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """What a store holds: counts, accuracy by task, lengths, the teacher's confidence; or one trajectory as a picture."""
     from tad.trajectories.store import TrajectoryStore
@@ -111,41 +96,49 @@ def trajectories(
 
     store = TrajectoryStore.open(folder)
     if show is not None:
-        _show(_find(store, show), store, _tokenizer_of(model) if model else None, animate)
+        _show(_find(store, show), store, _load_words(model) if model else None, animate)
     elif export is not None:
         if model is None:
             raise TadError("--export writes text and needs --model for the tokenizer")
-        _export(store, export, _tokenizer_of(model))
+        _export(store, export, _load_words(model))
     elif as_json:
         typer.echo(json.dumps(finite(asdict(summarise(store)))))
     else:
-        _print_summary(summarise(store), store)
+        _print_summary(store)
 
 
 def window(
-    folder: Annotated[Path, typer.Argument(help="A store made by `tad collect`.")],
-    model: Annotated[str, typer.Option(help="The student: the model the trajectories come from.")],
-    adapter: Annotated[
-        str | None, typer.Option(help="Measure with this adapter instead of the base.")
-    ] = None,
+    folder: options.Store,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The student: the model the trajectories come from.", callback=options.check_source
+        ),
+    ],
+    adapter: options.Adapter = None,
     limit: Annotated[
         int, typer.Option(min=1, help="Trajectories to use, taken evenly over the store.")
     ] = 256,
     states: Annotated[int, typer.Option(min=1, help="States per trajectory.")] = 8,
     distances: Annotated[int, typer.Option(min=2, help="Longest distance to measure.")] = 64,
-    batch_size: Annotated[int, typer.Option(min=1)] = 16,
-    device: Annotated[str | None, typer.Option()] = None,
-    dtype: Annotated[str | None, typer.Option()] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    batch_size: options.BatchSize = 16,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a window that was measured in more states.")
+    ] = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
-    from tad.models import load
     from tad.trajectories.fingerprint import fingerprint_model
     from tad.trajectories.measure import explain_windows, measure_window, show_decay
     from tad.trajectories.store import TrajectoryStore
 
     store = TrajectoryStore.open(folder)
-    lm = load(model, adapter=adapter, device=device, dtype=dtype)
+    if not overwrite:
+        _keep_better_window(folder, limit, states)
+    with options.busy(f"loading {model}"):
+        lm = options.load_model(model, adapter, device, dtype)
     found = fingerprint_model(lm)
     if found != store.meta.model:
         raise TadError(
@@ -160,9 +153,27 @@ def window(
     typer.echo("written: " + ", ".join(str(folder / f"window.{kind}") for kind in ("json", "png", "svg")))
 
 
-def _print_summary(summary: Any, store: TrajectoryStore) -> None:
-    from tad.tasks import Score
+def _keep_better_window(folder: Path, limit: int, states: int) -> None:
+    from tad.trajectories.measure import WINDOW, read_report
 
+    if not (folder / WINDOW).is_file():
+        return
+    try:
+        before = read_report(folder).decay
+    except TadError:  # damaged, so there is nothing to lose
+        return
+    if before.states > min(limit, before.trajectories) * states:
+        raise TadError(
+            f"{folder / WINDOW}: was measured in {before.states} states of {before.trajectories} trajectories, which is more "
+            f"than --limit {limit} --states {states}; raise them, or replace it with --overwrite"
+        )
+
+
+def _print_summary(store: TrajectoryStore) -> None:
+    from tad.tasks import Score
+    from tad.trajectories.summary import summarise
+
+    summary = summarise(store)
     typer.echo(
         f"{store.folder}: {summary.kept} trajectories of {summary.attempted} rollouts, "
         f"{summary.shards} of {summary.shards_planned} shards, {summary.bytes_per_row / 1000:.1f} KB a row"
@@ -195,10 +206,9 @@ def _find(store: TrajectoryStore, name: str) -> Trajectory:
     raise TadError(f"{store.folder}: no trajectory '{name}'{hint}")
 
 
-def _tokenizer_of(model: str) -> LM:
-    from tad.models import load
-
-    return load(model, device="cpu")
+def _load_words(model: str) -> LM:
+    """A model for its tokenizer."""
+    return options.load_model(model, device="cpu")
 
 
 def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool) -> None:
