@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_checkpoints import ALL, RELEASED, block_model, moe_config, write_block_checkpoint
+from block_checkpoints import ALL, RELEASED, block_model, write_block_checkpoint
 from safetensors import safe_open
 from tiny_checkpoints import FIRST_SPECIAL, edit_json, write_dream_tokenizer, write_llada_tokenizer
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from tad.models import SpecialTokens
 from tad.models.checkpoint import Checkpoint
 from tad.models.export import export
 from tad.models.info import describe
-from tad.models.moe import MoE, MoEShape, choose_experts
+from tad.models.moe import MoE, choose_experts
 from tad.models.shapes import SHAPES, build, forward_cost, shape_config
 from tad.models.tokens import read_special_tokens
 
@@ -220,28 +220,28 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(name: str) -> None:
         return expert.down_proj(gated)
 
     with torch.no_grad():
-        chosen, weights = choose_experts(gate(x.flatten(0, 1)), gate.expert_bias, shape)
+        chosen, weights = choose_experts(gate(x.flatten(0, 1)), gate.expert_bias, shape.experts)
         found = MoE()(layer, x).flatten(0, 1)
         for number, token in enumerate(x.flatten(0, 1)):
             wanted = sum(
                 weight * swiglu(layer.mlp.experts[int(expert)], token)
                 for expert, weight in zip(chosen[number], weights[number], strict=True)
             )
-            if shape.shared_mlp:
+            if shape.experts.shared_width:
                 wanted = wanted + swiglu(layer.mlp.shared_experts, token)
             assert torch.allclose(found[number], wanted, atol=1e-5)
 
 
 def test_groups_and_bias_rank_experts_but_do_not_weigh_them() -> None:
     """Four groups of two: the two groups with the largest sums are kept, though the best single expert is elsewhere."""
-    shape = block_model("llada2").shape
-    assert (shape.experts, shape.groups, shape.groups_per_token, shape.experts_per_token) == (8, 4, 2, 2)
+    experts = block_model("llada2").shape.experts
+    assert (experts.num_experts, experts.n_group, experts.topk_group) == (8, 4, 2)
     scores = torch.tensor([[0.9, 0.1, 0.7, 0.6, 0.5, 0.65, 0.2, 0.3]])
-    chosen, weights = choose_experts(scores.logit(), torch.zeros(8), shape)
+    chosen, weights = choose_experts(scores.logit(), torch.zeros(8), experts)
     assert sorted(chosen[0].tolist()) == [2, 5]
-    assert weights.sum().item() == pytest.approx(shape.scale)
+    assert weights.sum().item() == pytest.approx(experts.routed_scaling_factor)
     bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0])
-    chosen, weights = choose_experts(scores.logit(), bias, shape)
+    chosen, weights = choose_experts(scores.logit(), bias, experts)
     assert sorted(chosen[0].tolist()) == [2, 4]
     share = dict(zip(chosen[0].tolist(), weights[0].tolist(), strict=True))
     assert share[4] / share[2] == pytest.approx(0.5 / 0.7, rel=1e-5)
@@ -288,6 +288,7 @@ def test_sdar_moe_is_qwen3_moe_with_another_mask(tmp_path: Path) -> None:
         ("llada2", {"num_experts": 9, "n_group": 1, "topk_group": 1}, "mlp.gate"),
         ("sdar_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
         ("sdar_moe", {"num_experts": 0}, "num_experts"),
+        ("llada2", {"topk_group": 5}, "topk_group"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_the_field(
@@ -297,11 +298,3 @@ def test_a_config_that_cannot_be_is_refused_by_the_field(
     with pytest.raises(TadError, match=words) as caught:
         tad.load(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_a_shape_with_experts_is_still_checked_for_its_sizes() -> None:
-    assert isinstance(moe_config().shape, MoEShape)
-    with pytest.raises(TadError, match="topk_group"):
-        MoEShape.of(
-            block_model("sdar").shape, experts=4, experts_per_token=1, expert_mlp=8, groups_per_token=2
-        )

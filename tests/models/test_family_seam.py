@@ -14,14 +14,20 @@ from torch import Tensor, nn
 from tad.decoding.decoders import get_decoder
 from tad.decoding.engine import why_not
 from tad.models import AttentionMask, BlockLayout, DreamConfig, DreamModel, block_index
-from tad.models.dream import NAMES, DreamDecoderLayer
+from tad.models.layers import Attention, Layer, Names, RMSNorm, SwiGLU, place
 from tad.models.lora import attach
 from tad.models.quantize import quantize_fp8
-from tad.models.transformer import Attention, Layer, Names, RMSNorm, Shape, SwiGLU, place
+from tad.models.qwen import NAMES
+from tad.models.shape import Shape
 
 
 class NormedAttention(Attention):
     """RMSNorm of every query and key head before RoPE."""
+
+    def build(self, layer: Layer) -> None:
+        super().build(layer)
+        for norm in ("q_norm", "k_norm"):
+            place(layer, f"self_attn.{norm}", RMSNorm(layer.shape.head_dim, layer.shape.eps))
 
     def heads(self, layer: Layer, path: str, x: Tensor) -> Tensor:
         heads = super().heads(layer, path, x)
@@ -44,30 +50,20 @@ class TwoExperts(SwiGLU):
         return expert[0] + expert[1]
 
 
-class BlockLayer(DreamDecoderLayer):
-    attention_op = NormedAttention()
-
-    def __init__(self, shape: Shape, index: int) -> None:
-        if index:
-            self.mlp_op = TwoExperts()
-        super().__init__(shape, index)
-        for norm in ("q_norm", "k_norm"):
-            place(self, f"self_attn.{norm}", RMSNorm(shape.head_dim, shape.eps))
-
-
 class BlockConfig(DreamConfig):
     block: int = 4
 
     @property
     def shape(self) -> Shape:
-        from dataclasses import replace
-
-        return replace(super().shape, blocks=BlockLayout(self.block, "absolute"))
+        return self.read_shape(qkv_bias=True, blocks=BlockLayout(self.block, "absolute"))
 
 
 class BlockModel(DreamModel):
     config_class = BlockConfig
-    layer_class = BlockLayer
+    attention_op = NormedAttention()
+
+    def mlp_op(self, index: int) -> SwiGLU:
+        return TwoExperts() if index else SwiGLU()
 
 
 def block_model(head_dim: int = 24) -> BlockModel:

@@ -8,7 +8,7 @@ from tiny_checkpoints import tiny_model
 from torch import Tensor
 
 from tad.models import AttentionMask, MaskedDiffusionModel
-from tad.models.transformer import RMSNorm, rotary_table, rotate
+from tad.models.layers import RMSNorm, rotary_table, rotate
 
 FAMILIES = ("llada", "dream")
 IDS = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -158,7 +158,7 @@ def test_the_forward_compiles_without_graph_breaks(model: MaskedDiffusionModel) 
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     rule = AttentionMask.block_causal((torch.arange(24) // 8)[None].expand(2, -1), torch.ones(2, 24))
     with torch.no_grad():
-        for options in ({}, {"rule": rule, "logits_at": torch.tensor([4, 5])}):
+        for options in ({}, {"mask": rule, "logits_at": torch.tensor([4, 5])}):
             torch.testing.assert_close(compiled(IDS, **options).logits, model(IDS, **options).logits)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from tad.models.qwen import NAMES, QwenConfig
-from tad.models.transformer import Layer, MaskedDiffusionModel
+from tad.models.transformer import MaskedDiffusionModel
 
 
 class DreamConfig(QwenConfig):
@@ -14,15 +12,8 @@ class DreamConfig(QwenConfig):
     model_type = "Dream"
 
 
-class DreamDecoderLayer(Layer):
-    names = NAMES
-
-
 class DreamModel(MaskedDiffusionModel):
     """Dream with its head; the class name is the one in the released config.json."""
 
     config_class = DreamConfig
-    base_model_prefix = "model"
-    _no_split_modules: ClassVar[Any] = ["DreamDecoderLayer"]
     names = NAMES
-    layer_class = DreamDecoderLayer

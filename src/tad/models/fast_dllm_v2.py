@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar
-
 from tad.models.qwen import NAMES, QwenConfig
-from tad.models.transformer import Layer, MaskedDiffusionModel, Shape, read_blocks
+from tad.models.shape import Shape
+from tad.models.transformer import MaskedDiffusionModel
 
 
 class FastDLLMConfig(QwenConfig):
@@ -19,18 +17,11 @@ class FastDLLMConfig(QwenConfig):
 
     @property
     def shape(self) -> Shape:
-        return replace(super().shape, blocks=read_blocks(self, "bd_size", "32 as released"))
-
-
-class FastDLLMDecoderLayer(Layer):
-    names = NAMES
+        return self.read_shape(qkv_bias=True, blocks=self.read_blocks("bd_size", "32 as released"))
 
 
 class Fast_dLLM_QwenForCausalLM(MaskedDiffusionModel):  # noqa: N801
     """Fast-dLLM v2 with its head; the class name is the one in the released config.json."""
 
     config_class = FastDLLMConfig
-    base_model_prefix = "model"
-    _no_split_modules: ClassVar[Any] = ["FastDLLMDecoderLayer"]
     names = NAMES
-    layer_class = FastDLLMDecoderLayer

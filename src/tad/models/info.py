@@ -12,7 +12,6 @@ from tad.errors import TadError
 from tad.models import lora
 from tad.models.checkpoint import Checkpoint, locate
 from tad.models.family import Family
-from tad.models.moe import MoEShape
 from tad.models.shapes import Cost, build, family_of_config, forward_cost, shape_config
 from tad.models.tokenizer import load_tokenizer
 from tad.models.tokens import SpecialTokens, read_special_tokens
@@ -110,7 +109,7 @@ def _describe(
     adapter: str | Path | None,
     length: int | None,
 ) -> ModelInfo:
-    shape = model.shape
+    shape, experts = model.shape, model.shape.experts
     if length is None:
         length = min(LENGTH, shape.context)
     if not 1 <= length <= shape.context:
@@ -124,9 +123,9 @@ def _describe(
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         mlp=shape.mlp,
-        experts=f"{shape.experts_per_token} of {shape.experts}, width {shape.expert_mlp}"
-        if isinstance(shape, MoEShape)
-        else None,
+        experts=None
+        if experts is None
+        else f"{experts.num_experts_per_tok} of {experts.num_experts}, width {experts.moe_intermediate_size}",
         block=None if shape.blocks is None else int(shape.blocks.size),
         vocabulary=shape.vocab,
         context=shape.context,

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
-
 from tad.errors import TadError
-from tad.models.moe import MoE, MoEShape
 from tad.models.qk_norm import NormedFusedAttention
-from tad.models.transformer import (
-    Layer,
-    MaskedDiffusionModel,
-    Names,
-    Shape,
-    check_switches,
-    read_blocks,
-    read_theta,
-    split_width,
-)
-
-_SUPPORTED = {
-    "hidden_act": "silu",
-    "use_bias": False,
-    "use_qkv_bias": False,
-    "use_rmsnorm": True,
-    "use_sliding_window": False,
-    "rope_scaling": None,
-    "norm_head": False,
-    "norm_softmax": False,
-    "score_function": "sigmoid",
-    "moe_router_enable_expert_bias": True,
-    "router_dtype": "fp32",
-}
+from tad.models.qwen import NAMES as QWEN_NAMES
+from tad.models.qwen import QwenConfig
+from tad.models.shape import Experts, Shape
+from tad.models.transformer import MaskedDiffusionModel
 
 
-class LLaDA2MoeConfig(PreTrainedConfig):
-    """Fields as in the released config.json; defaults are LLaDA2.0-mini's. Fields not named here are kept as they are.
+class LLaDA2MoeConfig(QwenConfig):
+    """Fields as in the released config.json, many of them Qwen's; defaults are LLaDA2.0-mini's.
 
     No released file gives a block size: `block_size` is read where there is one, else it is the 32 of training.
     """
 
     model_type = "llada2_moe"
+    _supported: ClassVar[dict[str, Any]] = {
+        **QwenConfig._supported,
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "use_rmsnorm": True,
+        "norm_head": False,
+        "norm_softmax": False,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "router_dtype": "fp32",
+    }
 
     hidden_size: int = 2048
     num_hidden_layers: int = 20
@@ -58,98 +47,41 @@ class LLaDA2MoeConfig(PreTrainedConfig):
     topk_group: int = 4
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 2.5
+    score_function: str = "sigmoid"
     vocab_size: int = 157184
     max_position_embeddings: int = 32768
     partial_rotary_factor: float = 0.5
-    rms_norm_eps: float = 1e-6
     rope_theta: float = 600000.0
-    rope_scaling: dict[str, Any] | None = None
-    tie_word_embeddings: bool = False
-    initializer_range: float = 0.02
     use_cache: bool = False
     block_size: int = 32
-    mask_token_id: int | None = None
-    eos_token_id: int | None = None
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
 
     @property
-    def shape(self) -> MoEShape:
-        check_switches(self, _SUPPORTED)
-        head_dim = self.head_dim or split_width(self.hidden_size, self.num_attention_heads)
-        rotary_dim = int(head_dim * self.partial_rotary_factor)
-        if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+    def shape(self) -> Shape:
+        blocks = self.read_blocks("block_size", "32 as released")
+        shape = self.read_shape(blocks=blocks, qk_norm=True, experts=Experts.read(self))
+        rotary_dim = int(shape.head_dim * self.partial_rotary_factor)
+        if not 2 <= rotary_dim <= shape.head_dim or rotary_dim % 2:
             raise TadError(
-                f"config.json: partial_rotary_factor {self.partial_rotary_factor} of head_dim {head_dim}"
+                f"config.json: partial_rotary_factor {self.partial_rotary_factor!r:.40} of head_dim {shape.head_dim}"
                 " should be an even number of dimensions, at least 2"
             )
-        return MoEShape(
-            width=self.hidden_size,
-            layers=self.num_hidden_layers,
-            heads=self.num_attention_heads,
-            kv_heads=self.num_key_value_heads or self.num_attention_heads,
-            head_dim=head_dim,
-            mlp=self.intermediate_size,
-            vocab=self.vocab_size,
-            context=self.max_position_embeddings,
-            eps=self.rms_norm_eps,
-            theta=read_theta(self),
-            qkv_bias=False,
-            bias=False,
-            tied=self.tie_word_embeddings,
-            rotate_in_fp32=False,
-            blocks=read_blocks(self, "block_size", "32 as released"),
-            rotary_dim=rotary_dim,
-            qk_norm=True,
-            dense_layers=self.first_k_dense_replace,
-            experts=self.num_experts,
-            experts_per_token=self.num_experts_per_tok,
-            expert_mlp=self.moe_intermediate_size,
-            shared_mlp=self.moe_intermediate_size * (self.num_shared_experts or 0),
-            groups=self.n_group,
-            groups_per_token=self.topk_group,
-            sigmoid=True,
-            normalise=self.norm_topk_prob,
-            scale=self.routed_scaling_factor,
-        )
+        return replace(shape, rotary_dim=rotary_dim)
 
 
 _FUSED = "attention.query_key_value"
-NAMES = Names(
-    embed="model.word_embeddings",
-    layers="model.layers",
-    norm="model.norm",
-    head="lm_head",
-    query=_FUSED,
-    key=_FUSED,
-    value=_FUSED,
-    attn_out="attention.dense",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    attn_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-)
-
-
-class LLaDA2MoeDecoderLayer(Layer):
-    """The first layers have a dense MLP."""
-
-    names = NAMES
-    attention_op = NormedFusedAttention("attention.query_layernorm", "attention.key_layernorm")
-
-    def __init__(self, shape: Shape, index: int) -> None:
-        if isinstance(shape, MoEShape) and index >= shape.dense_layers:
-            self.mlp_op = MoE()
-        super().__init__(shape, index)
 
 
 class LLaDA2MoeModelLM(MaskedDiffusionModel):
     """LLaDA2 with its head; the class name is the one in the released config.json."""
 
     config_class = LLaDA2MoeConfig
-    base_model_prefix = "model"
-    _no_split_modules: ClassVar[Any] = ["LLaDA2MoeDecoderLayer"]
     _keep_in_fp32_modules_strict: ClassVar[Any] = ["expert_bias"]
-    names = NAMES
-    layer_class = LLaDA2MoeDecoderLayer
+    names = replace(
+        QWEN_NAMES,
+        embed="model.word_embeddings",
+        query=_FUSED,
+        key=_FUSED,
+        value=_FUSED,
+        attn_out="attention.dense",
+    )
+    attention_op = NormedFusedAttention("attention.query_layernorm", "attention.key_layernorm")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tad.models.transformer import Attention, Layer, Names, RMSNorm, Shape, place, take
+from tad.models.layers import Attention, Layer, Names, RMSNorm, place, take
+from tad.models.shape import Shape
 
 
 class NormedAttention(Attention):

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tad.errors import TadError
-from tad.models.transformer import MaskedDiffusionModel, place
+from tad.models.layers import place
+from tad.models.transformer import MaskedDiffusionModel
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = 448.0  # of e4m3

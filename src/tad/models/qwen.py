@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
-
-from tad.models.transformer import Names, Shape, check_switches, read_theta, split_width
-
-_SUPPORTED = {"hidden_act": "silu", "use_sliding_window": False, "rope_scaling": None, "use_mrope": False}
+from tad.models.layers import Names
+from tad.models.shape import FamilyConfig, Shape
 
 
-class QwenConfig(PreTrainedConfig):
-    """Fields as in the released config.json files. Fields not named here are kept as they are."""
+class QwenConfig(FamilyConfig):
+    """Fields as in the released config.json files."""
+
+    _sizes: ClassVar[dict[str, str]] = {
+        "width": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "mlp": "intermediate_size",
+        "vocab": "vocab_size",
+        "context": "max_position_embeddings",
+        "tied": "tie_word_embeddings",
+    }
+    _supported: ClassVar[dict[str, Any]] = {
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "rope_scaling": None,
+        "use_mrope": False,
+    }
 
     hidden_size: int = 3584
     num_hidden_layers: int = 28
@@ -28,55 +43,11 @@ class QwenConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     use_cache: bool = True
-    mask_token_id: int | None = None
-    eos_token_id: int | None = None
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-
-    @classmethod
-    def from_sizes(
-        cls,
-        width: int,
-        layers: int,
-        heads: int,
-        kv_heads: int,
-        mlp: int,
-        vocab: int,
-        context: int,
-        **more: int,
-    ) -> QwenConfig:
-        """A config of these sizes, under the field names of the released ones; `more` are special token ids and the block size."""
-        return cls(
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            intermediate_size=mlp,
-            vocab_size=vocab,
-            max_position_embeddings=context,
-            **more,
-        )
 
     @property
     def shape(self) -> Shape:
         """Qwen2's: biases on queries, keys and values."""
-        check_switches(self, _SUPPORTED)
-        return Shape(
-            width=self.hidden_size,
-            layers=self.num_hidden_layers,
-            heads=self.num_attention_heads,
-            kv_heads=self.num_key_value_heads or self.num_attention_heads,
-            head_dim=self.head_dim or split_width(self.hidden_size, self.num_attention_heads),
-            mlp=self.intermediate_size,
-            vocab=self.vocab_size,
-            context=self.max_position_embeddings,
-            eps=self.rms_norm_eps,
-            theta=read_theta(self),
-            qkv_bias=True,
-            bias=False,
-            tied=self.tie_word_embeddings,
-            rotate_in_fp32=False,
-        )
+        return self.read_shape(qkv_bias=True)
 
 
 NAMES = Names(

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from tad.models.moe import MoE, MoEShape
 from tad.models.qk_norm import NormedAttention
 from tad.models.qwen import NAMES, QwenConfig
-from tad.models.transformer import Layer, MaskedDiffusionModel, Shape, check_switches, read_blocks
+from tad.models.shape import Experts, Shape
+from tad.models.transformer import MaskedDiffusionModel
 
 
 class SDARConfig(QwenConfig):
     """Qwen3's fields and `block_size`; the other defaults are those of SDAR-8B-Chat."""
 
     model_type = "sdar"
+    _supported: ClassVar[dict[str, Any]] = {**QwenConfig._supported, "attention_bias": False}
 
     hidden_size: int = 4096
     num_hidden_layers: int = 36
@@ -28,15 +29,19 @@ class SDARConfig(QwenConfig):
 
     @property
     def shape(self) -> Shape:
-        check_switches(self, {"attention_bias": False})
-        blocks = read_blocks(self, "block_size", "4 for SDAR-*-Chat, for others it is in the model's name")
-        return replace(super().shape, qkv_bias=False, blocks=blocks, qk_norm=True)
+        blocks = self.read_blocks("block_size", "4 for SDAR-*-Chat, for others it is in the model's name")
+        return self.read_shape(blocks=blocks, qk_norm=True)
 
 
 class SDARMoeConfig(SDARConfig):
     """Qwen3-MoE's fields and `block_size`; the other defaults are those of SDAR-30B-A3B-Chat."""
 
     model_type = "sdar_moe"
+    _supported: ClassVar[dict[str, Any]] = {
+        **SDARConfig._supported,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
     hidden_size: int = 2048
     num_hidden_layers: int = 48
@@ -48,39 +53,19 @@ class SDARMoeConfig(SDARConfig):
     norm_topk_prob: bool = True
 
     @property
-    def shape(self) -> MoEShape:
-        check_switches(self, {"decoder_sparse_step": 1, "mlp_only_layers": []})  # no dense layers in between
-        return MoEShape.of(
-            super().shape,
-            experts=self.num_experts,
-            experts_per_token=self.num_experts_per_tok,
-            expert_mlp=self.moe_intermediate_size,
-            normalise=self.norm_topk_prob,
-        )
-
-
-class SDARDecoderLayer(Layer):
-    names = NAMES
-    attention_op = NormedAttention("self_attn.q_norm", "self_attn.k_norm")
-
-
-class SDARMoeDecoderLayer(SDARDecoderLayer):
-    mlp_op = MoE()
+    def shape(self) -> Shape:
+        return replace(super().shape, experts=Experts.read(self))
 
 
 class SDARForCausalLM(MaskedDiffusionModel):
     """SDAR with its head; the class name is the one in the released config.json."""
 
     config_class = SDARConfig
-    base_model_prefix = "model"
-    _no_split_modules: ClassVar[Any] = ["SDARDecoderLayer"]
     names = NAMES
-    layer_class = SDARDecoderLayer
+    attention_op = NormedAttention("self_attn.q_norm", "self_attn.k_norm")
 
 
 class SDARMoeForCausalLM(SDARForCausalLM):
     """The same with experts in every layer."""
 
     config_class = SDARMoeConfig
-    _no_split_modules: ClassVar[Any] = ["SDARMoeDecoderLayer"]
-    layer_class = SDARMoeDecoderLayer

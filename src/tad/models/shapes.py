@@ -18,7 +18,8 @@ from tad.models.fast_dllm_v2 import FastDLLMConfig
 from tad.models.llada import LLaDAConfig
 from tad.models.llada2 import LLaDA2MoeConfig
 from tad.models.sdar import SDARConfig, SDARMoeConfig
-from tad.models.transformer import MaskedDiffusionModel, Shape
+from tad.models.shape import Shape
+from tad.models.transformer import MaskedDiffusionModel
 
 _LLADA_TOKENS = {"mask_token_id": 126336, "eos_token_id": 126081, "pad_token_id": 126081}
 _DREAM_TOKENS = {"mask_token_id": 151666, "eos_token_id": 151643, "pad_token_id": 151643}

@@ -30,7 +30,7 @@ from tad.decoding.engine.gemm import (
 )
 from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
 from tad.errors import TadError
-from tad.models.transformer import Shape
+from tad.models.shape import Shape
 
 KERNELS = ("auto", "torch", "triton")  # who computes
 ROWS = (32, 64)  # tried; other numbers take what is found for these, or the usual

@@ -26,7 +26,8 @@ from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
 from tad.decoding.step import scatter_rows
 from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
-from tad.models.transformer import Shape, rotary_table, rotate
+from tad.models.layers import rotary_table, rotate
+from tad.models.shape import Shape
 
 MAX_QUERIES = 256  # that our own attention serves
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tad.models.transformer import Shape, rotate
+from tad.models.layers import rotate
+from tad.models.shape import Shape
 
 
 def apply_rope_and_write(

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tad.models import MaskedDiffusionModel
+from tad.models.layers import Attention, SwiGLU
 from tad.models.quantize import Fp8Linear, fp8_linear
-from tad.models.transformer import Attention, SwiGLU
 
 
 class UnfitError(Exception):
