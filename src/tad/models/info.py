@@ -114,6 +114,10 @@ def _describe(
         length = min(LENGTH, shape.context)
     if not 1 <= length <= shape.context:
         raise TadError(f"length {length} is outside the model's context (1 to {shape.context})")
+    found = None
+    if adapter is not None:
+        _, config, size = lora.verify_adapter(adapter, model, family)
+        found = AdapterInfo(str(adapter), config.r, float(config.lora_alpha), size)
     return ModelInfo(
         source=source,
         family=family.name,
@@ -136,10 +140,5 @@ def _describe(
         tokenizer=tokenizer,
         lora_targets=tuple(dict.fromkeys(path for _, path in model.projections())),
         cost=forward_cost(shape, length, dtype),
-        adapter=None if adapter is None else _describe_adapter(adapter, model, family),
+        adapter=found,
     )
-
-
-def _describe_adapter(adapter: str | Path, model: MaskedDiffusionModel, family: Family) -> AdapterInfo:
-    found = lora.verify_adapter(lora.locate_adapter(adapter), model, family)
-    return AdapterInfo(str(adapter), found.config.r, float(found.config.lora_alpha), found.parameters)

@@ -148,8 +148,9 @@ def load(
     checkpoint.verify()
     tokenizer = load_tokenizer(checkpoint)
     tokens = read_special_tokens(checkpoint, tokenizer)
-    if adapter is not None:  # refuse a wrong adapter before spending minutes on the weights
-        lora.verify_adapter(lora.locate_adapter(adapter), checkpoint.on_meta(), checkpoint.family)
+    checked = None
+    if adapter is not None:  # a wrong adapter is refused before minutes are spent on the weights
+        checked = lora.verify_adapter(adapter, checkpoint.on_meta(), checkpoint.family)
     model = checkpoint.family.model_class.from_pretrained(
         checkpoint.folder,
         config=checkpoint.config,
@@ -158,7 +159,6 @@ def load(
         attn_implementation=attn_implementation or "sdpa",
         use_safetensors=True,
     ).eval()
-    handle = None if adapter is None else lora.load_adapter(model, checkpoint.family, adapter)
     lm = LM(
         model=model,
         family=checkpoint.family,
@@ -166,7 +166,7 @@ def load(
         tokenizer=tokenizer,
         source=str(source),
         adapter=None if adapter is None else str(adapter),
-        peft=handle,
+        peft=None if checked is None else lora.load_adapter(model, checked),
     )
     if merge or quantize is not None:
         lm.merge()

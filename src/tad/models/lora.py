@@ -27,6 +27,16 @@ _IGNORED = {"base_model_name_or_path", "revision", "task_type", "peft_type", "pe
             "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}  # fmt: skip
 
 
+# Fields that PEFT is told: types and bounds of numbers (a rank is at most that of the weights), flags, numbers by pattern.
+_NUMBERS: dict[str, tuple[tuple[type, ...], int, float]] = {
+    "r": ((int,), 1, math.inf),
+    "lora_alpha": ((int, float), 0, 1e6),
+    "lora_dropout": ((int, float), 0, 1.0),
+}
+_FLAGS = ("use_rslora", "init_lora_weights")
+_PATTERNS = {"rank_pattern": "r", "alpha_pattern": "lora_alpha"}
+
+
 def lora_config(
     model: MaskedDiffusionModel, rank: int = 128, alpha: float | None = None, dropout: float = 0.0
 ) -> Any:
@@ -63,23 +73,19 @@ def attach(
     return get_peft_model(model, lora_config(model, rank, alpha, dropout), autocast_adapter_dtype=False)
 
 
-def locate_adapter(adapter: str | Path) -> Path:
-    """The directory of an adapter: as given, or from the hub."""
-    folder = locate(adapter)
-    if not (folder / CONFIG).is_file():
-        raise TadError(f"{folder / CONFIG}: missing; this directory is not a PEFT adapter")
-    return folder
-
-
 class Adapter(NamedTuple):
-    """An adapter that fits its model: what PEFT is told, and its size."""
+    """An adapter that fits its model: where it is, what PEFT is told, and its size."""
 
+    folder: Path
     config: Any  # LoraConfig
     parameters: int
 
 
-def verify_adapter(folder: Path, model: MaskedDiffusionModel, family: Family) -> Adapter:
-    """Hold an adapter to a model before PEFT touches either."""
+def verify_adapter(source: str | Path, model: MaskedDiffusionModel, family: Family) -> Adapter:
+    """Hold an adapter, of a directory or the hub, to a model (which may be without memory) before PEFT touches either."""
+    folder = locate(source)
+    if not (folder / CONFIG).is_file():
+        raise TadError(f"{folder / CONFIG}: missing; this directory is not a PEFT adapter")
     check_files(folder)
     values = read_json(folder / CONFIG)
     if values.get("peft_type") != "LORA":
@@ -94,7 +100,7 @@ def verify_adapter(folder: Path, model: MaskedDiffusionModel, family: Family) ->
     ranks = _check_weights(weights, stored, model, family)
     _check_targets(folder, values, set(ranks), model)
     size = sum(math.prod(tensor.shape) for tensor in stored.values())
-    return Adapter(_make_config(folder / CONFIG, values, ranks, model), size)
+    return Adapter(folder, _make_config(folder / CONFIG, values, ranks, model), size)
 
 
 def _check_weights(
@@ -171,64 +177,48 @@ def _compile(pattern: str, where: Path, field: str) -> re.Pattern[str]:
 def _make_config(
     where: Path, values: dict[str, Any], ranks: dict[str, int], model: MaskedDiffusionModel
 ) -> Any:
+    """PEFT's configuration, of the fields that matter: each a number within bounds, or a flag. Others must say nothing."""
     from peft import LoraConfig
 
     usual = LoraConfig().to_dict()
-    given = {
-        "r": values.get("r", usual["r"]),
-        "lora_alpha": values.get("lora_alpha", usual["lora_alpha"]),
-        "lora_dropout": values.get("lora_dropout", usual["lora_dropout"]),
-        "use_rslora": values.get("use_rslora", False),
-        "init_lora_weights": values.get("init_lora_weights", True),
-        "rank_pattern": values.get("rank_pattern") or {},
-        "alpha_pattern": values.get("alpha_pattern") or {},
-    }
+    given = {name: values.get(name, usual[name]) for name in (*_NUMBERS, *_FLAGS)}
+    given |= {name: values.get(name) or {} for name in _PATTERNS}
+    numbers = [(name, name, given[name]) for name in _NUMBERS]
+    for name, field in _PATTERNS.items():
+        if not isinstance(given[name], dict):
+            raise TadError(f"{where}: {name} should be an object")
+        for pattern, value in given[name].items():
+            _compile(pattern, where, name)
+            numbers.append((name, field, value))
     largest = max(ranks.values())
-    numbers = {
-        "r": [given["r"]],
-        "lora_alpha": [given["lora_alpha"]],
-        "lora_dropout": [given["lora_dropout"]],
-    }
-    for field in ("rank_pattern", "alpha_pattern"):
-        if not isinstance(given[field], dict):
-            raise TadError(f"{where}: {field} should be an object")
-        for pattern in given[field]:
-            _compile(pattern, where, field)
-        numbers[field] = list(given[field].values())
-    for field, found in numbers.items():
-        for value in found:
-            whole = field in ("r", "rank_pattern")
-            most = largest if whole else 1.0 if field == "lora_dropout" else 1e6
-            if type(value) not in ((int,) if whole else (int, float)) or not int(whole) <= value <= most:
-                raise TadError(f"{where}: {field} should be a number up to {most}, is {value!r:.40}")
+    for name, field, value in numbers:
+        kinds, least, most = _NUMBERS[field]
+        most = largest if field == "r" else most
+        if type(value) not in kinds or not least <= value <= most:
+            raise TadError(f"{where}: {name} should be a number from {least} to {most:g}, is {value!r:.40}")
+    for name in _FLAGS:
+        if type(given[name]) is not bool:
+            raise TadError(f"{where}: {name} should be true or false, is {given[name]!r:.40}")
     if not given["rank_pattern"] and set(ranks.values()) != {given["r"]}:
         raise TadError(f"{where}: r is {given['r']}, the weights have rank {largest}")
-    for field in ("use_rslora", "init_lora_weights"):
-        if type(given[field]) is not bool:
-            raise TadError(f"{where}: {field} should be true or false, is {given[field]!r:.40}")
-    for field, value in values.items():
-        if (
-            field not in given
-            and field not in _IGNORED
-            and value not in (usual.get(field), None, False, [], {})
-        ):
-            raise TadError(f"{where}: {field} is not supported")
+    for name in values.keys() - given.keys() - _IGNORED:
+        if values[name] not in (usual.get(name), None, False, [], {}):
+            raise TadError(f"{where}: {name} is not supported")
     whole = len(ranks) == sum(1 for _ in model.projections())
     return LoraConfig(**given, target_modules=lora_targets(model) if whole else list(ranks))
 
 
-def load_adapter(model: MaskedDiffusionModel, family: Family, adapter: str | Path) -> Any:
-    """Read an adapter from disk or hub and put it into the model; returns the PEFT handle (inference mode)."""
+def load_adapter(model: MaskedDiffusionModel, adapter: Adapter) -> Any:
+    """Put the weights of a verified adapter into the model; returns the PEFT handle (inference mode)."""
     from peft import PeftModel
 
-    folder = locate_adapter(adapter)
-    config = verify_adapter(folder, model, family).config
+    folder, config, _ = adapter
     try:
         return PeftModel.from_pretrained(
             model, str(folder), config=config, autocast_adapter_dtype=False
         ).eval()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        # The configuration is not that of the weights.
+        # Its patterns do not give the ranks that the weights have.
         first = str(error).strip().splitlines()[0]
         raise TadError(f"{folder / CONFIG}: PEFT does not load this adapter: {first}") from None
 

@@ -17,7 +17,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -86,67 +85,49 @@ class _Worker:
     def render(self, template: str, values: dict[str, Any]) -> str:
         request = json.dumps([template, values], default=str).encode() + b"\n"
         with self.lock:
-            reply = self._ask(request)
-        if reply is None:
-            raise TadError("the chat template ended its renderer: it needs too much memory")
-        found = json.loads(reply)
-        if "error" in found:
-            raise TadError(f"the chat template refuses this conversation: {found['error']}")
-        return str(found["text"])
+            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+                self._start()
+            reply = json.loads(self._ask(request, SECONDS, "the chat template"))
+        if "error" in reply:
+            raise TadError(f"the chat template refuses this conversation: {reply['error']}")
+        return str(reply["text"])
 
-    def _ask(self, request: bytes) -> bytes | None:
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def _start(self) -> None:
+        # Isolated, since the working directory and this file's are no places to import from.
+        code = (
+            "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+        )
+        self.owner = os.getpid()
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", code, __file__, *filter(None, sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program, which ends this process by closing its pipe
+        )
+        self._ask(b"", 60, "the process that renders chat templates")  # it says that it is there
+
+    def _ask(self, request: bytes, seconds: float, who: str) -> bytes:
+        """One line for one line. A worker that gives none, or whose answer nobody waited for, is ended."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            return self._read(process.stdout.fileno())
-        except BrokenPipeError:
-            self._end()
-            return None
-        except BaseException:
-            self._end()
-            raise
-
-    def _read(self, pipe: int) -> bytes | None:
-        reply, until = bytearray(), time.monotonic() + SECONDS
-        while not reply.endswith(b"\n"):
-            ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                raise TadError(f"the chat template does not end within {SECONDS:g} s")
-            part = os.read(pipe, 1 << 16)
-            if not part:
-                self._end()
-                return None
-            reply += part
-        return bytes(reply)
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
-            # Isolated, since the working directory and this file's are no places to import from.
-            code = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
-            path = [entry for entry in sys.path if entry]
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code, __file__, *path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the program, which ends this process by closing its pipe
-            )
-            self.owner = os.getpid()
-            assert self.process.stdout is not None
-            if not select.select([self.process.stdout], [], [], 60)[0]:
-                self._end()
-                raise TadError("the process that renders chat templates does not start")
-            self.process.stdout.readline()
-        return self.process
-
-    def _end(self) -> None:
-        if self.process is not None:
+            self.process.stdin.write(request)
+            self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], seconds)[0]:
+                raise TadError(f"{who} does not end within {seconds:g} s")
+            reply = self.process.stdout.readline()
+            if not reply.endswith(b"\n"):
+                raise BrokenPipeError
+        except BaseException as error:
             self.process.kill()
             self.process.wait()
             self.process = None
+            if isinstance(error, BrokenPipeError):
+                raise TadError(f"{who} ended its process: it needs too much memory") from None
+            raise
+        return reply
 
 
 _WORKER = _Worker()
@@ -154,7 +135,7 @@ _WORKER = _Worker()
 
 def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    print("ready", flush=True)
+    print(flush=True)  # ready
     for line in sys.stdin.buffer:
         try:
             template, values = json.loads(line)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-import weakref
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from tad.errors import TadError
@@ -169,14 +168,11 @@ class _Control:
         self.ids = frozenset(added)
         self.beginnings = frozenset(text[:n] for text in added.values() for n in range(1, len(text)))
         self.longest = max((len(text) for text in added.values()), default=1) - 1
-        # Weak, since the tokenizer is the key under which this is kept.
-        self._tokenizer = weakref.ref(tokenizer)
+        self.tokenizer = tokenizer
 
     def find(self, text: str) -> list[tuple[int, int]]:
         """Where the tokenizer sees control tokens, from left to right."""
-        tokenizer = self._tokenizer()
-        assert tokenizer is not None
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         pairs = zip(found.input_ids, found.offset_mapping, strict=True)
         return [tuple(span) for number, span in pairs if number in self.ids]
 
@@ -198,22 +194,16 @@ class _Control:
         """
         from tokenizers import Tokenizer
 
-        tokenizer = self._tokenizer()
-        assert tokenizer is not None
-        values = json.loads(tokenizer.backend_tokenizer.to_str())
+        values = json.loads(self.tokenizer.backend_tokenizer.to_str())
         kept = [one for one in values["added_tokens"] if one["id"] not in self.ids]
         values.update(added_tokens=kept, truncation=None, padding=None, post_processor=None)
         plain = Tokenizer.from_str(json.dumps(values))
         return plain, {cast(int, plain.token_to_id(one["content"])): one["id"] for one in kept}
 
 
-_CONTROL: weakref.WeakKeyDictionary[Any, _Control] = weakref.WeakKeyDictionary()
-
-
+@lru_cache(maxsize=4)  # of the tokenizers in use
 def _control_of(tokenizer: Any) -> _Control:
-    if tokenizer not in _CONTROL:
-        _CONTROL[tokenizer] = _Control(tokenizer)
-    return _CONTROL[tokenizer]
+    return _Control(tokenizer)
 
 
 def _check_unicode(text: str) -> None:

@@ -47,8 +47,7 @@ class ModelPool:
     def student(self, adapter: Path) -> LM:
         """The model with an adapter from disk."""
         lm = self.base()
-        folder = lora.locate_adapter(adapter)
-        lm.peft = lora.load_adapter(lm.model, lm.family, folder)
+        lm.peft = lora.load_adapter(lm.model, lora.verify_adapter(adapter, lm.model, lm.family))
         lm.model.to(self._precision).eval()
         lm.adapter = str(adapter)
         return lm
