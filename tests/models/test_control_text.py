@@ -199,9 +199,10 @@ def test_control_text_is_encoded_as_the_library_splits_it(layout: str, text: str
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_control_tokens_in_a_text_can_be_asked_for(layout: str) -> None:
     lm = lm_of(layout)
-    text = lm.family.end_of_turn_text
-    assert lm.encode_text(text, allow_special=True) == [lm.tokens.eot]
-    assert len(lm.encode_text(text)) > 1
+    for number in control_ids(lm):
+        text = str(lm.tokenizer.added_tokens_decoder[number])
+        assert lm.encode_text(text, allow_special=True) == [number]
+        assert len(lm.encode_text(text)) > 1
 
 
 def test_a_forged_turn_is_not_a_turn() -> None:

@@ -6,75 +6,49 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import FIRST_SPECIAL, edit_json, tiny_model, write_checkpoint
+from tiny_checkpoints import ALL, FIRST_SPECIAL, edit_json, tiny_model, write_checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import tad
 from tad.errors import TadError
 from tad.models.info import describe, describe_shape
-from tad.models.shapes import build, forward_cost, shape_config
+from tad.models.shapes import SHAPES, build, forward_cost, shape_config
+
+PARAMETERS = {
+    "llada-8b": 8_015_581_184,
+    "dream-7b": 7_615_616_512,
+    "fast-dllm-v2-7b": 7_615_616_512,
+    "fast-dllm-v2-1.5b": 1_543_714_304,
+    "sdar-4b": 4_411_424_256,
+    "sdar-8b": 8_190_735_360,
+    "sdar-30b-a3b": 30_532_122_624,
+    "llada2-mini": 16_255_638_528,
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "targets"),
-    [
-        (
-            "llada-8b",
-            8_015_581_184,
-            ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out"),
-        ),
-        (
-            "dream-7b",
-            7_615_616_512,
-            (
-                *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-                *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-            ),
-        ),
-    ],
-)
-def test_the_released_shapes(name: str, parameters: int, targets: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_released_shapes(name: str) -> None:
     facts = describe_shape(name)
-    assert (facts.parameters, facts.lora_targets, facts.dtype) == (parameters, targets, "bfloat16")
-    embedding = facts.vocabulary * facts.width
-    assert facts.cost.weight_bytes == 2 * (parameters - embedding)
+    assert (facts.parameters, facts.dtype) == (PARAMETERS[name], "bfloat16")
+    embedding = 0 if facts.tied else facts.vocabulary * facts.width
+    assert facts.cost.weight_bytes == 2 * (facts.parameters - embedding)
 
 
-def test_the_illada_shape_is_llada_with_grouped_keys_and_a_tied_head(tmp_path: Path) -> None:
-    from tad.models import LLaDAConfig
-
-    config = LLaDAConfig(
-        n_kv_heads=8, mlp_hidden_size=14336, vocab_size=155136, weight_tying=True, max_sequence_length=8192
-    )
-    model = build(config, "meta")
-    layer = 2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096
-    assert sum(weight.numel() for weight in model.parameters()) == 32 * layer + 155136 * 4096 + 4096
+TIED = [("llada", {"weight_tying": True}), ("dream", {"tie_word_embeddings": True})]
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_flops_are_what_torch_counts(family: str) -> None:
-    model = tiny_model(family)
+@pytest.mark.parametrize(("family", "changes"), [*((family, {}) for family in ALL), *TIED])
+def test_costs_are_what_torch_counts(family: str, changes: dict[str, bool]) -> None:
+    model, length = tiny_model(family, **changes), 24
     counter = FlopCounterMode(display=False)
-    with (
-        sdpa_kernel(SDPBackend.MATH),
-        counter,
-        torch.no_grad(),
-    ):  # the counter does not know the fused CPU kernel
-        model(torch.zeros(1, 32, dtype=torch.long))
-    assert forward_cost(model.shape, 32, torch.float32).flops == counter.get_total_flops()
-
-
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_bytes_are_those_of_the_weights_a_forward_reads(family: str) -> None:
-    for tied in (False, True):
-        model = tiny_model(family, **{"weight_tying" if family == "llada" else "tie_word_embeddings": tied})
-        total = sum(weight.numel() for weight in model.parameters())
-        embedding = 0 if tied else model.embedding().weight.numel()
-        cost = forward_cost(model.shape, 8, torch.float32)
-        assert cost.weight_bytes == 4 * (total - embedding)
-        cache = model.new_cache(1, 9)
-        assert cost.cache_bytes_per_position * 10 == cache.nbytes
+    with sdpa_kernel(SDPBackend.MATH), counter, torch.no_grad():  # it does not know the fused CPU kernel
+        model(torch.zeros(1, length, dtype=torch.long))
+    cost = forward_cost(model.shape, length, torch.float32)
+    assert cost.flops == counter.get_total_flops()
+    embedding = 0 if changes else model.embedding().weight.numel()
+    assert cost.weight_bytes == 4 * (sum(weight.numel() for weight in model.parameters()) - embedding)
+    assert cost.cache_bytes_per_position * 10 == model.new_cache(1, 9).nbytes
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -87,6 +61,16 @@ def test_a_directory_is_described_from_its_own_files(tmp_path: Path, family: str
     assert facts.shifted == (family == "dream")
     assert str(FIRST_SPECIAL + (6 if family == "llada" else 5)) in facts.tokenizer
     assert facts.adapter is None
+    assert len(facts.lora_targets) == 7
+
+
+@pytest.mark.parametrize(
+    ("family", "block"), [("fastdllm_v2", 32), ("sdar", 4), ("llada2", 32), ("sdar_moe", 4)]
+)
+def test_blocks_and_experts_are_described(tmp_path: Path, family: str, block: int) -> None:
+    facts = describe(write_checkpoint(tmp_path / "model", family))
+    assert facts.block == block
+    assert (facts.experts is not None) == (family in ("llada2", "sdar_moe"))
 
 
 def test_an_adapter_is_described_and_checked(tmp_path: Path) -> None:

@@ -194,11 +194,6 @@ def test_a_narrowed_cache_is_a_view_of_its_rows_and_positions() -> None:
     assert not cache.keys[0][:, :, :3].any()
 
 
-def test_nbytes_counts_both_buffers_and_the_scrap_slot() -> None:
-    model = model_of(SHAPES[2])
-    assert model.new_cache(2, 10).nbytes == 2 * 2 * 2 * 2 * 11 * 16 * 4
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_cache_has_the_models_dtype(dtype: torch.dtype) -> None:
     assert tiny_model("dream").to(dtype).new_cache(1, 4).keys[0].dtype == dtype

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import tad
 from tad.errors import TadError
-from tad.models.checkpoint import locate, parse_dtype
+from tad.models.checkpoint import locate
 
 FAMILIES = ("llada", "dream")
 IDS = torch.arange(20)[None]
@@ -33,25 +33,27 @@ def test_loads_single_and_sharded_directories_bit_equal(tmp_path: Path, family: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("auto", [AutoModel, AutoModelForCausalLM])
-def test_auto_classes_need_no_remote_code(tmp_path: Path, family: str, auto: type) -> None:
+@pytest.mark.parametrize(
+    ("auto", "options"),
+    [(AutoModel, {}), (AutoModelForCausalLM, {}), (AutoModel, {"trust_remote_code": True})],
+)
+def test_auto_classes_run_our_code(tmp_path: Path, family: str, auto: type, options: dict[str, bool]) -> None:
     folder = write_checkpoint(tmp_path / "model", family)
     assert "auto_map" in json.loads((folder / "config.json").read_text())
     assert AutoConfig.from_pretrained(folder).model_type == {"llada": "llada", "dream": "Dream"}[family]
-    model = auto.from_pretrained(folder)
+    model = auto.from_pretrained(folder, **options)
     assert type(model).__module__.startswith("tad.")
     assert torch.equal(model(IDS).logits, tiny_model(family)(IDS).logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_auto_model_runs_our_code_even_where_remote_code_is_trusted(tmp_path: Path, family: str) -> None:
-    folder = write_checkpoint(tmp_path / "model", family)
-    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
-    assert type(model).__module__.startswith("tad.")
-
-
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("bf16", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)]
+    ("name", "dtype"),
+    [
+        ("bf16", torch.bfloat16),
+        ("torch.bfloat16", torch.bfloat16),
+        ("half", torch.float16),
+        (torch.float32, torch.float32),
+    ],
 )
 def test_dtype_by_name_or_torch_dtype(tmp_path: Path, name: str | torch.dtype, dtype: torch.dtype) -> None:
     lm = tad.load(write_checkpoint(tmp_path / "model", "dream"), dtype=name)
@@ -59,20 +61,16 @@ def test_dtype_by_name_or_torch_dtype(tmp_path: Path, name: str | torch.dtype, d
     assert lm.model(IDS).logits.dtype == dtype
 
 
-@pytest.mark.parametrize("field", ["torch_dtype", "dtype"])
-def test_dtype_defaults_to_what_the_config_says(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize("field", ["torch_dtype", "dtype", None])
+def test_dtype_defaults_to_what_the_config_says_else_to_the_stored_one(
+    tmp_path: Path, field: str | None
+) -> None:
     folder = write_checkpoint(tmp_path / "model", "llada")
-    edit_json(folder / "config.json", torch_dtype=None)
-    edit_json(folder / "config.json", **{field: "bfloat16"})
-    assert tad.load(folder).dtype == torch.bfloat16
-
-
-def test_dtype_defaults_to_the_stored_one_where_the_config_is_silent(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model", "llada")
-    edit_json(folder / "config.json", torch_dtype=None)
     weights = folder / "model.safetensors"
     save_file({name: value.to(torch.float16) for name, value in load_file(weights).items()}, weights)
-    assert tad.load(folder).dtype == torch.float16
+    edit_json(folder / "config.json", torch_dtype=None)
+    edit_json(folder / "config.json", **({field: "bfloat16"} if field else {}))
+    assert tad.load(folder).dtype == (torch.bfloat16 if field else torch.float16)
 
 
 @pytest.mark.parametrize("device_map", [{"": "cpu"}, "auto"])
@@ -138,22 +136,6 @@ def truncate(folder: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-10])
 
 
-def truncate_in_header(folder: Path) -> None:
-    shard = sorted(folder.glob("model-*.safetensors"))[0]
-    shard.write_bytes(shard.read_bytes()[:100])
-
-
-def empty_shard(folder: Path) -> None:
-    sorted(folder.glob("model-*.safetensors"))[0].write_bytes(b"")
-
-
-def garble_header(folder: Path) -> None:
-    shard = sorted(folder.glob("model-*.safetensors"))[0]
-    content = bytearray(shard.read_bytes())
-    content[8:12] = b"\xff\xff\xff\xff"
-    shard.write_bytes(content)
-
-
 def drop_tensor(folder: Path) -> None:
     shard = sorted(folder.glob("model-*.safetensors"))[0]
     tensors = load_file(shard)
@@ -161,78 +143,57 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, shard)
 
 
-def misplace_index_entry(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    values = json.loads(index.read_text())
-    values["weight_map"]["model.invented.weight"] = next(iter(values["weight_map"].values()))
-    index.write_text(json.dumps(values))
-
-
-def escape_the_folder(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    values = json.loads(index.read_text())
-    values["weight_map"] = dict.fromkeys(values["weight_map"], "../elsewhere.safetensors")
-    index.write_text(json.dumps(values))
-
-
-def only_pickles(folder: Path) -> None:
-    for file in folder.glob("model*"):
-        file.unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"x")
-
-
-def no_weights(folder: Path) -> None:
-    for file in folder.glob("model*"):
-        file.unlink()
-
-
 def edit(**changes: object) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", **changes)
 
 
-def write_config(text: str) -> Callable[[Path], None]:
+def map_weights(**names: str) -> Callable[[Path], None]:
+    """Set entries of the index; a name `all` stands for every tensor."""
+
     def write(folder: Path) -> None:
-        (folder / "config.json").write_text(text)
+        index = folder / "model.safetensors.index.json"
+        found = json.loads(index.read_text())["weight_map"]
+        new = dict.fromkeys(found, names["all"]) if "all" in names else {**found, **names}
+        edit_json(index, weight_map=new)
 
     return write
 
 
+def remove_weights(left: str | None = None) -> Callable[[Path], None]:
+    def remove(folder: Path) -> None:
+        for file in folder.glob("model*"):
+            file.unlink()
+        if left is not None:
+            (folder / left).write_bytes(b"x")
+
+    return remove
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing shard": (remove_shard, r"model-00001-of-\d+.safetensors: missing, though .*index.json names it"),
+    "missing shard": (remove_shard, r"model-00001-of-\d+.safetensors: missing"),
     "truncated shard": (truncate, r"model-\S+.safetensors: is truncated"),
-    "truncated header": (truncate_in_header, r"model-00001\S+: is truncated"),
-    "empty shard": (empty_shard, r"model-00001\S+: is truncated"),
-    "garbled header": (garble_header, r"model-00001\S+: is truncated"),
     "lost tensor": (drop_tensor, r"index.json: says \S+ is in model-00001"),
-    "index names a tensor nobody has": (misplace_index_entry, r"says model.invented.weight is in"),
-    "index points outside": (escape_the_folder, r"weight_map"),
-    "pickles only": (only_pickles, r"only pickled weights here"),
-    "no weights": (no_weights, r"no weights here \(expected model.safetensors"),
+    "index names a tensor nobody has": (
+        map_weights(x="model-00001-of-00008.safetensors"),
+        r"index.json: says x",
+    ),
+    "index points outside": (map_weights(all="../elsewhere.safetensors"), r"weight_map"),
+    "pickles only": (remove_weights("pytorch_model.bin"), r"pickled"),
+    "no weights": (remove_weights(), r"model.safetensors"),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"config.json: missing"),
-    "config is not JSON": (write_config("{"), r"config.json: is not valid JSON"),
-    "config is a list": (write_config("[]"), r"config.json: should hold a JSON object, holds a list"),
-    "unknown model_type": (
-        edit(model_type="gpt2"),
-        r"model_type 'gpt2' is not supported; known: Dream",
-    ),
-    "no model_type": (edit(model_type=None), r"model_type None is not supported"),
+    "unknown model_type": (edit(model_type="gpt2"), r"model_type 'gpt2'"),
+    "no model_type": (edit(model_type=None), r"model_type None"),
     "wrong width": (edit(d_model=128), r"wte.weight has shape \[320, 64\], config.json implies \[320, 128\]"),
-    "wrong MLP": (
-        edit(mlp_hidden_size=100),
-        r"ff_proj.weight has shape \[96, 64\], config.json implies \[100, 64\]",
-    ),
-    "more layers": (edit(n_layers=3), r"config.json: has 3 layers, the weights have 2"),
-    "fewer layers": (edit(n_layers=1), r"config.json: has 1 layers, the weights have 2"),
-    "no layers": (edit(n_layers=0), r"layers should be an integer from 1"),
-    "a width that is text": (edit(d_model="wide"), r"config.json: "),
-    "heads that do not fit": (edit(n_heads=5), r"do not fit together"),
-    "another block type": (edit(block_type="sequential"), r"block_type='sequential' is not supported"),
-    "no mask token": (edit(mask_token_id=None), r"no mask token; set mask_token_id"),
-    "no end token": (edit(eos_token_id=None), r"no end token; set eos_token_id"),
-    "mask id outside": (edit(mask_token_id=320), r"mask_token_id is 320, the vocabulary has 320 rows"),
+    "wrong MLP": (edit(mlp_hidden_size=100), r"ff_proj.weight"),
+    "more layers": (edit(n_layers=3), r"config.json: has 3 layers"),
+    "fewer layers": (edit(n_layers=1), r"config.json: has 1 layers"),
+    "heads that do not fit": (edit(n_heads=5), r"config.json: .* 5 heads"),
+    "another block type": (edit(block_type="sequential"), r"config.json: block_type='sequential'"),
+    "no mask token": (edit(mask_token_id=None), r"config.json: .*mask_token_id"),
+    "no end token": (edit(eos_token_id=None), r"config.json: .*eos_token_id"),
+    "mask id outside": (edit(mask_token_id=320), r"mask_token_id is 320"),
     "negative pad id": (edit(pad_token_id=-1), r"pad_token_id is -1"),
-    "mask id is text": (edit(mask_token_id="m"), r"mask_token_id is 'm'"),
-    "unknown dtype": (edit(torch_dtype="int8"), r"dtype 'int8' is not supported"),
+    "unknown dtype": (edit(torch_dtype="int8"), r"dtype 'int8'"),
 }
 
 
@@ -322,18 +283,6 @@ def test_an_adapter_directory_is_not_a_model(tmp_path: Path) -> None:
         tad.load(tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_save_and_reload_keeps_every_bit_and_every_key(tmp_path: Path, family: str) -> None:
-    folder = write_checkpoint(tmp_path / "model", family)
-    tad.load(folder).model.save_pretrained(tmp_path / "again")
-    first, second = (
-        load_file(folder / "model.safetensors"),
-        load_file(tmp_path / "again" / "model.safetensors"),
-    )
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_released_key_names() -> None:
     llada = set(tiny_model("llada").state_dict())
     block = ["q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out", "attn_norm", "ff_norm"]
@@ -358,12 +307,6 @@ def test_special_tokens_fall_back_to_the_generation_config(tmp_path: Path) -> No
     tokens = tad.load(folder).tokens
     assert (tokens.mask, tokens.eos, tokens.pad, tokens.bos, tokens.eot) == (7, 8, 8, None, None)
     assert tokens.ends == (8,)
-
-
-def test_parse_dtype_knows_every_name() -> None:
-    assert parse_dtype("torch.bfloat16") == parse_dtype("BF16") == torch.bfloat16
-    assert parse_dtype("half") == torch.float16
-    assert parse_dtype("fp32") == torch.float32
 
 
 def test_loading_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
@@ -414,5 +357,5 @@ def test_rotary_parameters_in_the_newer_form_are_read_or_refused(tmp_path: Path,
     edit_json(
         folder / "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
     )
-    with pytest.raises(TadError, match=r"rotary positions of type 'yarn' are not supported"):
+    with pytest.raises(TadError, match=r"rope_parameters of type 'yarn'"):
         tad.load(folder)

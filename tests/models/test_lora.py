@@ -9,32 +9,23 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import tiny_model, write_checkpoint
+from tiny_checkpoints import randomise, tiny_model, write_checkpoint
 
 import tad
 from tad.errors import TadError
-from tad.models import DREAM, FAMILIES, LLADA, LM
-from tad.models.lora import attach, lora_config
+from tad.models import DREAM, LLADA, LM
+from tad.models.lora import attach
 from tad.models.shapes import build, shape_config
 
 NAMES = ("llada", "dream")
 IDS = torch.arange(20)[None]
 
 
-def randomise(lm: LM, seed: int = 3) -> None:
-    """Adapters start as zero; make this one do something."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in lm.model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0.0, 0.1, generator=generator)
-
-
 def adapted(folder: Path, family: str, rank: int = 4) -> LM:
     lm = tad.load(write_checkpoint(folder, family))
     torch.manual_seed(0)
     lm.attach(rank=rank)
-    randomise(lm)
+    randomise(lm.model)
     return lm
 
 
@@ -66,7 +57,7 @@ def test_a_fresh_adapter_changes_nothing_and_a_disabled_one_is_bit_equal_to_the_
     base = lm.model(IDS).logits
     lm.attach(rank=4)
     assert torch.equal(lm.model(IDS).logits, base)
-    randomise(lm)
+    randomise(lm.model)
     assert not torch.allclose(lm.model(IDS).logits, base)
     with lm.base() as model:
         assert torch.equal(model(IDS).logits, base)
@@ -83,20 +74,6 @@ def test_a_saved_adapter_comes_back_bit_equal_here_and_with_plain_peft(tmp_path:
     assert again.adapter == str(tmp_path / "adapter")
     plain = PeftModel.from_pretrained(tiny_model(family), str(tmp_path / "adapter"))
     assert torch.equal(plain(IDS).logits, expected)
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_adapter_keys_are_the_ones_peft_gives_the_original_code(tmp_path: Path, family: str) -> None:
-    lm = adapted(tmp_path / "base", family)
-    lm.peft.save_pretrained(tmp_path / "adapter")
-    names = FAMILIES[lm.family.model_type].names
-    keys = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
-    assert set(keys) == {
-        f"base_model.model.{names.layers}.{i}.{part}.lora_{side}.weight"
-        for i in range(2)
-        for part in lm.model.layers()[i].projections
-        for side in "AB"
-    }
 
 
 def test_an_adapter_trained_elsewhere_with_listed_targets_loads(tmp_path: Path) -> None:
@@ -118,18 +95,13 @@ def test_an_adapter_for_another_family_is_refused(tmp_path: Path) -> None:
         tad.load(folder, adapter=tmp_path / "adapter")
 
 
-def test_an_adapter_for_another_size_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"), [({"mlp_hidden_size": 128}, "ff_out.lora_A"), ({"n_layers": 1}, "blocks.1")]
+)
+def test_an_adapter_for_another_size_is_refused(tmp_path: Path, change: dict[str, int], words: str) -> None:
     adapted(tmp_path / "small", "llada").peft.save_pretrained(tmp_path / "adapter")
-    folder = write_checkpoint(tmp_path / "large", "llada", mlp_hidden_size=128)
-    words = r"ff_out.lora_A.weight has shape \[4, 96\], the model's \S+ff_out is \[64, 128\]"
-    with pytest.raises(TadError, match=words):
-        tad.load(folder, adapter=tmp_path / "adapter")
-
-
-def test_an_adapter_with_more_layers_is_refused(tmp_path: Path) -> None:
-    adapted(tmp_path / "base", "llada").peft.save_pretrained(tmp_path / "adapter")
-    folder = write_checkpoint(tmp_path / "short", "llada", n_layers=1)
-    with pytest.raises(TadError, match=r"adapts model.transformer.blocks.1.\S+, which is no projection"):
+    folder = write_checkpoint(tmp_path / "other", "llada", **change)
+    with pytest.raises(TadError, match=rf"adapter_model.safetensors: .*{words}"):
         tad.load(folder, adapter=tmp_path / "adapter")
 
 
@@ -137,7 +109,7 @@ def test_broken_adapter_directories_are_refused(tmp_path: Path) -> None:
     folder, adapter = tmp_path / "base", tmp_path / "adapter"
     adapted(folder, "llada").peft.save_pretrained(adapter)
     config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
-    good_config, good_weights = config.read_text(), weights.read_bytes()
+    good_weights = weights.read_bytes()
 
     def refused(words: str) -> None:
         with pytest.raises(TadError, match=words) as caught:
@@ -146,17 +118,11 @@ def test_broken_adapter_directories_are_refused(tmp_path: Path) -> None:
 
     weights.write_bytes(good_weights[:-1])
     refused("adapter_model.safetensors: is truncated")
-    save_file({"x": torch.zeros(1)}, weights)
-    refused("adapter_model.safetensors: x is not")
     weights.unlink()
     refused("adapter_model.safetensors: missing")
     (adapter / "adapter_model.bin").write_bytes(b"")
     refused("pickled weights are not read")
     weights.write_bytes(good_weights)
-    config.write_text(json.dumps({**json.loads(good_config), "peft_type": "IA3"}))
-    refused("peft_type 'IA3' is not supported")
-    config.write_text(json.dumps({**json.loads(good_config), "r": 3}))
-    refused("adapter_config.json: .*rank|adapter_config.json: PEFT")
     config.unlink()
     refused("adapter_config.json: missing; this directory is not a PEFT adapter")
     with pytest.raises(TadError, match="no such directory"):
@@ -185,14 +151,9 @@ def test_weights_and_targets_that_do_not_match_are_refused(tmp_path: Path) -> No
 
 def test_a_second_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TadError, match="already attached"):
-        adapted(tmp_path, "llada").attach()
-
-
-def test_lora_config_has_a_scale_of_one_by_default() -> None:
-    config = lora_config(tiny_model("llada"), rank=16)
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 16, 0.0)
-    with pytest.raises(TadError, match="at least 1"):
-        lora_config(tiny_model("llada"), rank=0)
+        adapted(tmp_path / "model", "llada").attach()
+    with pytest.raises(TadError, match="rank"):
+        tad.load(tmp_path / "model").attach(rank=0)
 
 
 @pytest.mark.parametrize("family", NAMES)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_checkpoints import write_block_checkpoint
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import edit_json, write_checkpoint
+from tiny_checkpoints import edit_json, write_adapter, write_checkpoint
 
 import tad
 from tad.errors import TadError
@@ -87,7 +86,8 @@ def test_absurd_fields_of_config_json(folder: Path, field: str, value: object) -
     ],
 )
 def test_absurd_fields_of_a_config_with_experts(tmp_path: Path, field: str, value: object) -> None:
-    folder = write_block_checkpoint(tmp_path / "model", "sdar_moe", **{field: value})
+    folder = write_checkpoint(tmp_path / "model", "sdar_moe")
+    edit_json(folder / "config.json", **{field: value})
     refused(folder, r"config\.json|model:")
 
 
@@ -214,14 +214,7 @@ def test_an_index_that_names_pickles(folder: Path) -> None:
 
 @pytest.fixture
 def adapter(folder: Path, tmp_path: Path) -> Path:
-    lm = tad.load(folder)
-    peft = lm.attach(rank=4)
-    with torch.no_grad():
-        for name, weight in peft.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(generator=torch.Generator().manual_seed(0))
-    peft.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
+    return write_adapter(folder, tmp_path / "adapter")
 
 
 LAYER = "base_model.model.model.transformer.blocks.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from tad.models import DreamConfig, LLaDAConfig, MaskedDiffusionModel
+import tad
+from tad.models import DreamConfig, LLaDAConfig, MaskedDiffusionModel, family_of
+from tad.models.sdar import SDARMoeConfig
 from tad.models.shapes import build
 
 ROWS = 320
@@ -72,11 +75,46 @@ def dream_config(**changes: Any) -> DreamConfig:
     return DreamConfig(**{**values, **changes})
 
 
-CONFIGS = {"llada": llada_config, "dream": dream_config}
+def moe_config(**changes: Any) -> SDARMoeConfig:
+    values = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "vocab_size": ROWS,
+        "max_position_embeddings": 256,
+        "block_size": 4,
+        "mask_token_id": 313,
+        "eos_token_id": 305,
+        "pad_token_id": 305,
+    }
+    return SDARMoeConfig(**{**values, **changes})
+
+
+CONFIGS = {"llada": llada_config, "dream": dream_config, "sdar_moe": moe_config}
+# Folders of the parity set, and what their small vocabularies cannot take from the families' defaults.
+GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+RELEASED: dict[str, dict[str, Any]] = {
+    "fastdllm_v2": {"mask_token_id": 311},
+    "sdar": {},
+    "llada2": {"mask_token_id": 295, "eos_token_id": 292},
+}
+BLOCK_FAMILIES = (*RELEASED, "sdar_moe")
+ALL = ("llada", "dream", *BLOCK_FAMILIES)
 
 
 def tiny_model(family: str, seed: int = 0, **changes: Any) -> MaskedDiffusionModel:
-    """Random weights in fp32, scaled up so that logits differ visibly; biases and norms are not trivial."""
+    """fp32 weights of the parity set, or random ones, scaled up so that logits differ visibly; biases and norms are not trivial."""
+    if family in RELEASED:
+        folder = GOLDEN / family / "checkpoint"
+        declared = json.loads((folder / "config.json").read_text())["model_type"]
+        model_class = family_of(declared).model_class
+        return model_class.from_pretrained(folder, dtype="float32", attn_implementation="sdpa").eval()
     model = build(CONFIGS[family](**changes), "cpu", torch.float32, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -91,7 +129,14 @@ def write_checkpoint(
     folder: Path, family: str, tokenizer: bool = False, shard: str = "5GB", **changes: Any
 ) -> Path:
     """A whole directory; config.json carries the released fields `auto_map` and `torch_dtype`."""
+    if family in RELEASED:
+        shutil.copytree(GOLDEN / family / "checkpoint", folder)
+        edit_json(folder / "config.json", **{**RELEASED[family], **changes})
+        return folder
     tiny_model(family, **changes).save_pretrained(folder, max_shard_size=shard)
+    if family == "sdar_moe":
+        edit_json(folder / "config.json", torch_dtype="float32", dtype=None)
+        return folder
     code, prefix = ("llada", "LLaDA") if family == "llada" else ("dream", "Dream")
     architecture = "LLaDAModelLM" if family == "llada" else "DreamModel"
     edit_json(
@@ -107,6 +152,25 @@ def write_checkpoint(
     if tokenizer:
         write_tokenizer(folder, family)
     return folder
+
+
+def write_adapter(base: Path, folder: Path, rank: int = 4, seed: int = 3) -> Path:
+    """An adapter of a checkpoint that does something; fresh ones are zero."""
+    lm = tad.load(base)
+    torch.manual_seed(seed)
+    lm.attach(rank=rank)
+    randomise(lm.model, seed)
+    lm.peft.save_pretrained(folder)
+    return folder
+
+
+def randomise(model: MaskedDiffusionModel, seed: int = 3) -> None:
+    """Make an attached adapter do something."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0.0, 0.1, generator=generator)
 
 
 def edit_json(path: Path, **changes: Any) -> None:
