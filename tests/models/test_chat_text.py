@@ -162,7 +162,7 @@ def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
 def test_without_a_tokenizer_only_text_calls_fail(tmp_path: Path, family: str) -> None:
     lm = tad.load(write_checkpoint(tmp_path, family))
     for call in (lambda: lm.encode("hi"), lambda: lm.encode_text("hi"), lambda: lm.decode([1])):
-        with pytest.raises(TadError, match=r"has no tokenizer \(expected tokenizer.json, or vocab.json"):
+        with pytest.raises(TadError, match=r"tokenizer\.json"):
             call()
 
 
@@ -179,7 +179,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path, family: st
     field = {"llada": "embedding_size", "dream": "vocab_size"}[family]
     small = {field: rows, "vocab_size": rows, "mask_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     folder = write_checkpoint(tmp_path, family, tokenizer=True, **small)
-    with pytest.raises(TadError, match=rf"the tokenizer has 26\d tokens, the model only {rows} rows"):
+    with pytest.raises(TadError, match=rf"the tokenizer has 26\d tokens.* {rows} rows"):
         tad.load(folder)
 
 
@@ -229,5 +229,5 @@ def test_of_several_named_templates_the_default_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("raw", [False, True])
 def test_half_a_surrogate_pair_is_refused_in_words(tmp_path: Path, raw: bool) -> None:
     lm = tad.load(write_checkpoint(tmp_path / "model", "llada", tokenizer=True))
-    with pytest.raises(TadError, match="which is no character; was its source not UTF-8"):
+    with pytest.raises(TadError, match="udce9"):
         tad.generate(lm, "caf\udce9", gen_length=32, raw=raw)

@@ -53,6 +53,11 @@ def near(found: Tensor, wanted: Tensor) -> bool:
     return bool((found - wanted).abs().max() <= 1e-5 * wanted.abs().max())
 
 
+def full_at(full: Tensor, at: Tensor) -> Tensor:
+    """Logits of a full forward at columns [BATCH, n]; those of column 0 where it is -1."""
+    return full.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, full.shape[-1]))
+
+
 @torch.no_grad()
 def filled(
     model: MaskedDiffusionModel, ids: Tensor, rule: AttentionMask | None = None
@@ -71,29 +76,17 @@ def test_filling_the_cache_is_the_full_forward(shape: tuple[str, str], seed: int
 
 
 @examples
-@given(shapes, seeds, slices)
-def test_a_slice_fed_again_gives_the_full_forwards_logits(
-    shape: tuple[str, str], seed: int, fed: slice
+@given(shapes, seeds, slices | column_sets())
+def test_columns_fed_again_give_the_full_forwards_logits(
+    shape: tuple[str, str], seed: int, fed: slice | Tensor
 ) -> None:
     """The prefix cache feeds from a column to the end, the dual cache a block, the delayed one from the first unfrozen."""
     model, ids = model_of(shape), random_ids(seed)
     cache, full = filled(model, ids)
+    at = torch.arange(LENGTH)[fed].expand(BATCH, -1) if isinstance(fed, slice) else fed
     with torch.no_grad():
-        assert near(model(ids[:, fed], cache=cache, cache_position=fed).logits, full[:, fed])
-
-
-@examples
-@given(shapes, seeds, column_sets())
-def test_scattered_columns_fed_again_give_the_full_forwards_logits(
-    shape: tuple[str, str], seed: int, at: Tensor
-) -> None:
-    model, ids = model_of(shape), random_ids(seed)
-    cache, full = filled(model, ids)
-    with torch.no_grad():
-        logits = model(ids.gather(1, at.clamp(min=0)), cache=cache, cache_position=at).logits
-    real = at >= 0
-    wanted = full.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, full.shape[-1]))
-    assert near(logits[real], wanted[real])
+        logits = model(ids.gather(1, at.clamp(min=0)), cache=cache, cache_position=fed).logits
+    assert near(logits[at >= 0], full_at(full, at)[at >= 0])
 
 
 @examples
@@ -102,14 +95,12 @@ def test_new_tokens_at_the_fed_columns_are_seen(shape: tuple[str, str], seed: in
     """With one layer, keys and values depend on their own column alone, so the cached forward is exact."""
     model, ids, changed = model_of(shape, layers=1), random_ids(seed), random_ids(seed + 1)
     cache, _ = filled(model, ids)
-    real = at >= 0
     fed = torch.zeros(BATCH, LENGTH + 1, dtype=torch.bool).scatter_(1, at % (LENGTH + 1), True)[:, :LENGTH]
     now = torch.where(fed, changed, ids)
     with torch.no_grad():
         logits = model(now.gather(1, at.clamp(min=0)), cache=cache, cache_position=at).logits
         full = model(now).logits
-    wanted = full.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, full.shape[-1]))
-    assert near(logits[real], wanted[real])
+    assert near(logits[at >= 0], full_at(full, at)[at >= 0])
 
 
 @examples

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,16 +28,6 @@ from tad.models.transformer import MaskedDiffusionModel
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TEXT_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "half": torch.float16,
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "float": torch.float32,
-}
 _LARGEST_TEXT = 64 * 2**20  # bytes of a JSON, vocabulary or template file; released ones have at most half
 # Fields of config.json that libraries act on, besides those of transformers' own config class. They stay in the file.
 _DROPPED = {
@@ -49,6 +39,7 @@ _DROPPED = {
     "device_map",
 }
 _KEPT = {"architectures", "rope_parameters", "dtype", "torch_dtype"}
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -162,14 +153,11 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """A floating dtype by name (bf16, fp16, fp32, or torch's own names) or as it is."""
-    if isinstance(dtype, torch.dtype):
-        if dtype in DTYPES.values():
-            return dtype
-        raise TadError(f"dtype {dtype} is not supported; use bfloat16, float16 or float32")
-    found = DTYPES.get(str(dtype).removeprefix("torch.").lower())
-    if found is None:
+    name = str(dtype).removeprefix("torch.").lower()
+    name = _SHORT.get(name, name)
+    if name not in _SHORT.values():
         raise TadError(f"dtype '{dtype}' is not supported; use bfloat16, float16 or float32")
-    return found
+    return cast(torch.dtype, getattr(torch, name))
 
 
 def _own_fields(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
