@@ -66,6 +66,8 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("model_type", {"a": 1}),
         ("mask_token_id", 10**30),
         ("eos_token_id", {"a": 1}),
+        ("shape", {"layers": 2}),
+        ("read_shape", 3),
     ],
 )
 def test_absurd_fields_of_config_json(folder: Path, field: str, value: object) -> None:
@@ -100,6 +102,7 @@ def test_absurd_fields_of_a_config_with_experts(tmp_path: Path, field: str, valu
         {"attn_implementation": {"": "someone/kernel"}},
         {"auto_map": {"AutoModel": "someone/code--modeling.Model"}},
         {"num_labels": 10**9},
+        {"_sizes": {"layers": "d_model"}, "_supported": 3},
         {"base_model_tp_plan": {"layers.*": "colwise"}},
         {"use_kernels": True, "kernel_config": {"RMSNorm": "someone/kernel"}},
         {"sub_configs": {"a": 1}, "output_attentions": True, "torchscript": True},

@@ -47,7 +47,6 @@ class LLaDA2MoeConfig(QwenConfig):
     topk_group: int = 4
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 2.5
-    score_function: str = "sigmoid"
     vocab_size: int = 157184
     max_position_embeddings: int = 32768
     partial_rotary_factor: float = 0.5
@@ -58,7 +57,8 @@ class LLaDA2MoeConfig(QwenConfig):
     @property
     def shape(self) -> Shape:
         blocks = self.read_blocks("block_size", "32 as released")
-        shape = self.read_shape(blocks=blocks, qk_norm=True, experts=Experts.read(self))
+        experts = Experts.read(self, score_function="sigmoid")
+        shape = self.read_shape(blocks=blocks, qk_norm=True, experts=experts)
         rotary_dim = int(shape.head_dim * self.partial_rotary_factor)
         if not 2 <= rotary_dim <= shape.head_dim or rotary_dim % 2:
             raise TadError(

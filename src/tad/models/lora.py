@@ -97,20 +97,22 @@ def verify_adapter(source: str | Path, model: MaskedDiffusionModel, family: Fami
         pickled = " (pickled weights are not read)" if (folder / "adapter_model.bin").exists() else ""
         raise TadError(f"{weights}: missing{pickled}")
     stored = read_header(weights)
-    ranks = _check_weights(weights, stored, model, family)
-    _check_targets(folder, values, set(ranks), model)
-    size = sum(math.prod(tensor.shape) for tensor in stored.values())
-    return Adapter(folder, _make_config(folder / CONFIG, values, ranks, model), size)
-
-
-def _check_weights(
-    weights: Path, stored: dict[str, Stored], model: MaskedDiffusionModel, family: Family
-) -> dict[str, int]:
-    """The rank of every adapted projection, by its path in the model."""
     known = {
         f"{model.names.layers}.{layer.index}.{path}": layer.part(path).weight.shape
         for layer, path in model.projections()
     }
+    ranks = _check_weights(weights, stored, known, family)
+    _check_targets(folder, values, set(ranks), set(known))
+    size = sum(math.prod(tensor.shape) for tensor in stored.values())
+    config = _make_config(folder / CONFIG, values, ranks)
+    config.target_modules = lora_targets(model) if len(ranks) == len(known) else set(ranks)
+    return Adapter(folder, config, size)
+
+
+def _check_weights(
+    weights: Path, stored: dict[str, Stored], known: dict[str, Any], family: Family
+) -> dict[str, int]:
+    """The rank of every adapted projection, by its path in the model; `known` are the shapes of all projections."""
     ranks: dict[str, dict[str, int]] = {}
     for key, tensor in stored.items():
         found = _KEY.fullmatch(key)
@@ -139,16 +141,13 @@ def _check_weights(
     return {path: sides["A"] for path, sides in ranks.items()}
 
 
-def _check_targets(
-    folder: Path, values: dict[str, Any], adapted: set[str], model: MaskedDiffusionModel
-) -> None:
+def _check_targets(folder: Path, values: dict[str, Any], adapted: set[str], paths: set[str]) -> None:
     """The projections that the configuration names must be those that have weights, else something got lost."""
     targets = values.get("target_modules")
-    paths = [f"{model.names.layers}.{layer.index}.{path}" for layer, path in model.projections()]
     if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
         named = {path for path in paths if any(f".{path}".endswith(f".{target}") for target in targets)}
     elif targets == "all-linear":
-        named = set(paths)
+        named = paths
     elif isinstance(targets, str):
         pattern = _compile(targets, folder / CONFIG, "target_modules")
         named = {path for path in paths if pattern.fullmatch(path)}
@@ -174,9 +173,7 @@ def _compile(pattern: str, where: Path, field: str) -> re.Pattern[str]:
         raise TadError(f"{where}: {field} has a pattern that cannot be read: {pattern[:60]!r}") from None
 
 
-def _make_config(
-    where: Path, values: dict[str, Any], ranks: dict[str, int], model: MaskedDiffusionModel
-) -> Any:
+def _make_config(where: Path, values: dict[str, Any], ranks: dict[str, int]) -> Any:
     """PEFT's configuration, of the fields that matter: each a number within bounds, or a flag. Others must say nothing."""
     from peft import LoraConfig
 
@@ -204,8 +201,7 @@ def _make_config(
     for name in values.keys() - given.keys() - _IGNORED:
         if values[name] not in (usual.get(name), None, False, [], {}):
             raise TadError(f"{where}: {name} is not supported")
-    whole = len(ranks) == sum(1 for _ in model.projections())
-    return LoraConfig(**given, target_modules=lora_targets(model) if whole else list(ranks))
+    return LoraConfig(**given)
 
 
 def load_adapter(model: MaskedDiffusionModel, adapter: Adapter) -> Any:

@@ -70,10 +70,10 @@ class Experts:
             )
 
     @classmethod
-    def read(cls, config: Any) -> Experts:
-        """From the fields that the config's class declares."""
+    def read(cls, config: Any, **found: Any) -> Experts:
+        """From the fields that the config's class declares; `found` are those that no field gives."""
         declared = [field.name for field in fields(cls) if hasattr(type(config), field.name)]
-        return cls(**{name: getattr(config, name) for name in declared})
+        return cls(**{name: getattr(config, name) for name in declared}, **found)
 
     @property
     def shared_width(self) -> int:
