@@ -30,23 +30,14 @@ def test_a_row_is_rounded_relative_to_its_own_largest_value() -> None:
     assert torch.allclose(again.abs().amax(-1), rows.abs().amax(-1), rtol=1e-6)
 
 
-def test_a_product_is_near_the_exact_one() -> None:
-    linear = nn.Linear(256, 64)
-    x = values(3, 5, 256, seed=1)
+def test_a_product_is_near_the_exact_one_in_every_channel() -> None:
+    linear = nn.Linear(256, 4)
+    linear.weight.data = values(4, 256) * torch.tensor([1e-4, 1.0, 1e4, 1.0])[:, None]
+    x = values(3, 32, 256, seed=1)
     with torch.no_grad():
         found, wanted = Fp8Linear(linear)(x), linear(x)
-    assert found.shape == wanted.shape
-    assert found.dtype == x.dtype
-    assert (found - wanted).norm() < 0.05 * wanted.norm()
-
-
-def test_channels_of_very_different_size_keep_their_precision() -> None:
-    linear = nn.Linear(64, 4, bias=False)
-    linear.weight.data = values(4, 64) * torch.tensor([1e-4, 1.0, 1e4, 1.0])[:, None]
-    x = values(32, 64, seed=1)
-    with torch.no_grad():
-        found, wanted = Fp8Linear(linear)(x), linear(x)
-    assert ((found - wanted).norm(dim=0) < 0.06 * wanted.norm(dim=0)).all()
+    assert (found.shape, found.dtype) == (wanted.shape, x.dtype)
+    assert ((found - wanted).flatten(0, 1).norm(dim=0) < 0.06 * wanted.flatten(0, 1).norm(dim=0)).all()
 
 
 def test_the_product_is_that_of_the_rounded_values() -> None:
