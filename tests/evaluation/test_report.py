@@ -442,6 +442,14 @@ def test_the_command_prints_what_it_wrote_and_what_is_missing(tmp_path: Path) ->
     assert "missing: replay of nano-llada" in done.stderr
 
 
+def test_the_command_passes_tolerance_and_y_max_on(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    words = ["report", str(folder), "--out", str(out), "--tolerance", "4", "--y-max", "nano-word=95"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert embedded(out.read_text())["parts"][0]["tables"][0]["y_max"]["nano-word"] == 95.0
+    assert "TPF at base − 4" in out.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

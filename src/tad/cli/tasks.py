@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,32 +146,15 @@ def _match(task: Task, split: str | None, file: Path) -> list[tuple[Example, str
 
 def _read_texts(file: Path) -> Iterator[tuple[str, str | None, str]]:
     """Place, id (if given) and text of each entry; a file gives ids to all of them or to none."""
-    if not file.is_file():
-        raise TadError(f"{file}: no such file")
-    try:
-        yield from _read_entries(file)
-    except UnicodeDecodeError:
-        raise TadError(f"{file}: is not UTF-8 text") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TadError(f"{file}: is not a readable gzip file ({error})") from None
+    from tad.tasks.source import parse_json, read_lines
 
-
-def _read_entries(file: Path) -> Iterator[tuple[str, str | None, str]]:
     structured = file.name.endswith((".jsonl", ".jsonl.gz", ".json"))
     named: bool | None = None
-    with (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8") as lines
-    ):
-        for number, line in enumerate(lines, start=1):
-            place = f"{file}:{number}"
-            if not structured:
-                yield place, None, line.rstrip("\n")
-                continue
-            if not line.strip():
-                continue
-            name, text = _read_entry(line, place)
+    for place, line in read_lines(file):
+        if not structured:
+            yield place, None, line
+        elif line.strip():
+            name, text = _read_entry(parse_json(line, place), place)
             if named is not None and named != (name is not None):
                 raise TadError(
                     f"{place}: some texts have an id and some have none; give one to all or to none"
@@ -182,11 +163,7 @@ def _read_entries(file: Path) -> Iterator[tuple[str, str | None, str]]:
             yield place, name, text
 
 
-def _read_entry(line: str, place: str) -> tuple[str | None, str]:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TadError(f"{place}: is not valid JSON ({error.msg} at column {error.colno})") from None
+def _read_entry(entry: Any, place: str) -> tuple[str | None, str]:
     if isinstance(entry, str):
         return None, entry
     if not isinstance(entry, dict):

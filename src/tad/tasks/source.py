@@ -153,26 +153,35 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
+    for place, line in read_lines(path):
+        if line.strip():
+            values = parse_json(line, place)
+            if not isinstance(values, dict):
+                raise TadError(f"{place}: a row should be a JSON object, this is {type(values).__name__}")
+            yield Row(values, place)
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Place (file:number) and text of each line of a file, which may be compressed (.gz)."""
+    if not path.is_file():
+        raise TadError(f"{path}: no such file")
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield Row(_parse_line(line, f"{path}:{number}"), f"{path}:{number}")
+                yield f"{path}:{number}", line.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise TadError(f"{path}:{number}: is not UTF-8 text") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TadError(f"{path}:{number + 1}: is not a readable gzip file ({error})") from None
 
 
-def _parse_line(line: bytes, place: str) -> dict[str, Any]:
+def parse_json(line: str, place: str) -> Any:
+    """The value of a line; one that is not JSON is an error that names its place."""
     try:
-        values = json.loads(line)
-    except UnicodeDecodeError:
-        raise TadError(f"{place}: is not UTF-8 text") from None
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise TadError(f"{place}: is not valid JSON ({error.msg} at column {error.colno})") from None
-    if not isinstance(values, dict):
-        raise TadError(f"{place}: a row should be a JSON object, this is {type(values).__name__}")
-    return values
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
