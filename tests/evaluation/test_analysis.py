@@ -240,6 +240,16 @@ def test_decoders_with_other_settings_are_other_methods(tmp_path: Path) -> None:
     assert any("block 16" in row.method for row in found.rows)
 
 
+def test_tasks_asked_in_another_order_are_the_same_problems(tmp_path: Path) -> None:
+    rows = GOLDEN["runs"][0]["rows"]
+    write_run(tmp_path / "one", FIRST, rows)
+    write_run(tmp_path / "two", "tad", [*rows[N:], *rows[:N]], threshold=0.5)
+    (found,) = tabulate_folders([tmp_path])
+    pair = row_of(found, "base, tad").scopes[POOLED].to_base
+    assert pair is not None
+    assert (pair.gained, pair.lost) == (0, 0)
+
+
 def test_tasks_that_only_some_runs_have_stand_in_tables_of_their_own(tmp_path: Path) -> None:
     rows = GOLDEN["runs"][0]["rows"]
     write_run(tmp_path / "both", FIRST, rows)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import tabulate_folders
-from tad.evaluation.methods import tell_apart
+from tad.evaluation.labels import tell_apart
 from tad.evaluation.report import Report, write_report
 from tad.evaluation.report.gather import Gathered, gather
 from tad.evaluation.report.replay import spell

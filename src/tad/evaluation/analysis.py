@@ -9,6 +9,7 @@ seeds are averaged within a resample, and their spread stands beside the interva
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,9 +49,12 @@ class Outcomes:
     def of(cls, rows: Sequence[Row]) -> Outcomes:
         names = ("tokens", "tokens_all", "forwards", "share")
         counts = ([getattr(row, name) for row in rows] for name in names)
+        tasks = [row.task if row.template == "tad" else f"{row.task} ({row.template})" for row in rows]
+        problems = [f"{row.task} {row.template} {row.id} {row.question}" for row in rows]
+        # Runs share these texts: a study has hundreds of runs on the same problems.
         return cls(
-            np.array([row.task if row.template == "tad" else f"{row.task} ({row.template})" for row in rows]),
-            np.array([f"{row.task} {row.template} {row.id} {row.question}" for row in rows]),
+            np.array([sys.intern(text) for text in tasks], dtype=object),
+            np.array([sys.intern(text) for text in problems], dtype=object),
             np.array([np.nan if row.correct is None else float(row.correct) for row in rows]),
             *(np.array(values, dtype=np.float64) for values in counts),
         )

@@ -13,7 +13,8 @@ import numpy as np
 
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, MethodRuns, Outcomes, ResultTable, RowSpec, analyse
-from tad.evaluation.methods import label_runs, read_outcomes, setting_of, tell_apart
+from tad.evaluation.labels import label_runs, tell_apart
+from tad.evaluation.methods import read_outcomes, setting_of
 from tad.evaluation.results import Results
 
 

@@ -1,15 +1,13 @@
-"""From directories of runs to methods: which model made a run, what it is called, and which runs are one method.
+"""From directories of runs to methods and their tables.
 
-A method is a model (the base, or a student of it) and a decoder. Training runs are one student only where everything but the
-seed is equal: recipe, data, steps and base, as their records say; without a record, only where the weights are the same. A
-table holds the methods of one base that were asked the same problems.
+A method is a model (the base, or a student of it; see `labels`) and a decoder, at the settings that were run. A table holds
+the methods of one base that were asked the same problems.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,21 +20,11 @@ from tad.decoding import DECODERS, get_decoder
 from tad.decoding.decoders import describe, parameters
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, TOLERANCE, MethodRuns, Outcomes, ResultTable, RowSpec, analyse
-from tad.evaluation.questions import short_digest
+from tad.evaluation.labels import BASE, RunLabel, label_runs, path_name
 from tad.evaluation.results import META, Results, RunMeta
 from tad.evaluation.sweep import FIRST, KINDS, Setting
-from tad.training.distill import ADAPTER, MODEL
-from tad.training.record import RECORD
 
-BASE = "base"
 BASELINE = "fast-dllm"  # the decoder of the base that methods are also held to
-_WHERE = (
-    "seed",
-    "name",
-    "device",
-    "workers",
-    "report_to",
-)  # of a training recipe: what does not make it another method
 _VARIED = ("threshold", "steps")  # of a decoder: what a sweep varies
 
 
@@ -49,18 +37,7 @@ class LoadedRun:
     outcomes: Outcomes
 
 
-@dataclass(frozen=True)
-class RunLabel:
-    """Which model made a run. Runs of one `series` differ in the training seed alone."""
-
-    base: str  # fingerprint
-    model: str  # 'base', or the student's name
-    series: str
-    seed: int | None = None
-
-    @property
-    def is_base(self) -> bool:
-        return self.model == BASE
+SeededRun = tuple[LoadedRun, "int | None"]  # with its training seed
 
 
 @dataclass
@@ -133,100 +110,6 @@ def load_runs(folders: Sequence[str | Path], notes: list[str]) -> list[LoadedRun
     return runs
 
 
-# Names
-
-
-def read_record(meta: RunMeta, trainings: Sequence[Path] = ()) -> dict[str, Any] | None:
-    """The record of the training that the adapter, or the model trained whole, came from; None for a base.
-
-    It is looked for where the weights were, then among `trainings`: directories may have been moved together, and then the
-    last two names still fit.
-    """
-    source = meta.source["adapter"] or meta.source["model"]
-    path = Path(str(source))
-    folder = path.parent if path.name in (ADAPTER, MODEL) else path
-    moved = (one for one in trainings if one.resolve().parts[-2:] == folder.parts[-2:])
-    for place in (folder, *moved):
-        if (place / RECORD).is_file():
-            record = json.loads((place / RECORD).read_text(encoding="utf-8"))
-            # A base that was pretrained here has a record too, and is a base all the same.
-            trained = isinstance(record, dict) and "recipe" in record
-            if trained and (meta.adapter is not None or "objective" in record["recipe"]):
-                return dict(record)
-    return None
-
-
-def label_runs(metas: Sequence[RunMeta], trainings: Sequence[Path] = ()) -> list[RunLabel]:
-    """Which model made each run. A name belongs to one series: where two would share it, their directories tell them apart."""
-    labels: list[RunLabel] = []
-    sources: dict[str, str] = {}  # series -> where its weights were
-    weights: dict[tuple[str, int | None], str] = {}
-    for meta in metas:
-        record = read_record(meta, trainings)
-        if meta.adapter is None and record is None:
-            labels.append(RunLabel(meta.model, BASE, meta.model))
-            continue
-        own = str(meta.adapter or meta.model)
-        calls = [{}] if record is None else record.get("calls") or [{}]
-        facts: dict[str, Any] = dict(calls[-1])
-        base = meta.model if meta.adapter else str(facts.get("fingerprints", {}).get("model", meta.model))
-        source = str(meta.source["adapter"] or meta.source["model"])
-        name, seed = unseeded(str(meta.source.get("name") or path_name(source)))
-        series = own
-        if record is not None:
-            seed = record["recipe"].get("seed", seed)
-            recipe = {key: value for key, value in record["recipe"].items() if key not in _WHERE}
-            data = {key: facts.get(key) for key in ("fingerprints", "stores", "trajectories", "steps")}
-            series = json.dumps([base, recipe, data], sort_keys=True)
-        if (
-            weights.setdefault((series, seed), own) != own
-        ):  # the same seed and other weights: something else differs
-            series = own
-        sources.setdefault(series, source)
-        labels.append(RunLabel(base, name, series, seed))
-    return _tell_apart(labels, sources)
-
-
-def _tell_apart(labels: Sequence[RunLabel], sources: Mapping[str, str]) -> list[RunLabel]:
-    """With one name per series: the first one's, with more of its path where another series has the same."""
-    names: dict[str, str] = {}
-    for label in labels:
-        names.setdefault(label.series, label.model)
-    taken = list(names.values())
-    for series, name in list(names.items()):
-        if taken.count(name) > 1 and series in sources:
-            parts = [part for part in Path(sources[series]).parts if part not in (ADAPTER, MODEL, "/")]
-            names[series] = "/".join(parts[-2:])
-    for series, name in list(names.items()):
-        if list(names.values()).count(name) > 1 and series in sources:
-            names[series] = f"{name} ({short_digest(series)[:8]})"
-    return [RunLabel(one.base, names[one.series], one.series, one.seed) for one in labels]
-
-
-def unseeded(name: str) -> tuple[str, int | None]:
-    """'speed-seed2' as 'speed' and 2."""
-    found = re.fullmatch(r"(.+?)[-_., ]*seed[-_= ]?(\d+)", name)
-    return (found[1], int(found[2])) if found else (name, None)
-
-
-def path_name(source: str) -> str:
-    """The last part of a path that says something."""
-    path = Path(source)
-    return path.parent.name if path.name in (ADAPTER, MODEL) and path.parent.name else path.name
-
-
-def tell_apart(folders: Sequence[Path]) -> list[str]:
-    """The directories' names, each with as many parents as it takes to be the only one of its name."""
-    parts = [folder.resolve().parts for folder in folders]
-    names = []
-    for own in parts:
-        depth = 1
-        while sum(other[-depth:] == own[-depth:] for other in parts) > 1 and depth < len(own):
-            depth += 1
-        names.append("/".join(own[-depth:]))
-    return names
-
-
 # Methods
 
 
@@ -279,84 +162,72 @@ def _name_bases(runs: Sequence[LoadedRun], labels: Sequence[RunLabel]) -> dict[s
 
 
 def _add_methods(group: RunGroup, members: Sequence[tuple[LoadedRun, RunLabel]], notes: list[str]) -> None:
+    """The base first, then students by name; of each the decoders in their usual order."""
     names = {label.series: label.model for _, label in members}
-    models = sorted(names, key=lambda series: (names[series] != BASE, names[series]))
-    for series in models:
+    for series in sorted(names, key=lambda one: (names[one] != BASE, names[one])):
         own = [(run, label.seed) for run, label in members if label.series == series]
-        firsts = [(run, seed) for run, seed in own if run.meta.decoder["name"] == FIRST]
-        swept: dict[str, list[tuple[LoadedRun, int | None]]] = {}
+        firsts = [entry for entry in own if entry[0].meta.decoder["name"] == FIRST]
+        swept: dict[str, list[SeededRun]] = {}
         for run, seed in own:
             if run.meta.decoder["name"] != FIRST:
                 swept.setdefault(_decoder_identity(run.meta), []).append((run, seed))
-        known = list(DECODERS)
-        ordered = sorted(swept.values(), key=lambda entry: _rank(known, entry[0][0].meta.decoder["name"]))
         if firsts and (names[series] == BASE or not swept):
-            _add_method(group, names[series], [firsts[:1]] if names[series] == BASE else [firsts], [], notes)
-        for chosen in ordered:
-            several = (
-                sum(one[0][0].meta.decoder["name"] == chosen[0][0].meta.decoder["name"] for one in ordered)
-                > 1
-            )
-            _add_method(group, names[series], [chosen], firsts, notes, several)
-
-
-def _rank(known: Sequence[str], name: str) -> int:
-    return known.index(name) if name in known else len(known)
+            chosen = firsts[:1] if names[series] == BASE else firsts
+            _add_method(group, f"{names[series]}, {FIRST}", chosen, [], notes)
+        order = [*DECODERS]
+        decoders = [runs[0][0].meta.decoder["name"] for runs in swept.values()]
+        order += [name for name in decoders if name not in order]
+        for runs in sorted(swept.values(), key=lambda runs: order.index(runs[0][0].meta.decoder["name"])):
+            meta = runs[0][0].meta
+            name = f"{names[series]}, {meta.decoder['name']}"
+            if decoders.count(meta.decoder["name"]) > 1:
+                changed = ", ".join(f"{key} {value}" for key, value in _own_settings(meta).items())
+                name += f" ({changed or 'published settings'})"
+            _add_method(group, name, runs, firsts, notes)
 
 
 def _add_method(
-    group: RunGroup,
-    model: str,
-    parts: Sequence[Sequence[tuple[LoadedRun, int | None]]],
-    firsts: Sequence[tuple[LoadedRun, int | None]],
-    notes: list[str],
-    several: bool = False,
+    group: RunGroup, name: str, runs: Sequence[SeededRun], firsts: Sequence[SeededRun], notes: list[str]
 ) -> None:
     """One method: the settings that all of its training seeds have, the run one token at a time first."""
-    runs = [entry for part in parts for entry in part]
     seeds = list(dict.fromkeys(seed for _, seed in runs))
-    settings = list({setting_of(run.meta).name: setting_of(run.meta) for run, _ in runs}.values())
-    settings.sort(key=lambda one: _careful(one, runs[0][0].meta))
-    table: dict[tuple[int | None, str], LoadedRun] = {}
+    settings = {one.name: one for one in (setting_of(run.meta) for run, _ in runs)}
+    found: dict[tuple[int | None, str], LoadedRun] = {}
     for run, seed in runs:
-        if (seed, setting_of(run.meta).name) in table:
-            notes.append(
-                f"{run.folder}: the same run is at {table[seed, setting_of(run.meta).name].folder}; one of them counts"
-            )
-        table.setdefault((seed, setting_of(run.meta).name), run)
-    shared = [one for one in settings if all((seed, one.name) in table for seed in seeds)]
-    decoder = runs[0][0].meta.decoder["name"]
-    name = f"{model}, {decoder}" + (f" ({_other_settings(runs[0][0].meta)})" if several else "")
-    if len(shared) < len(settings):
+        kept = found.setdefault((seed, setting_of(run.meta).name), run)
+        if kept is not run:
+            notes.append(f"{run.folder}: the same run is at {kept.folder}; one of them counts")
+    ordered = sorted(settings.values(), key=lambda one: _careful(one, runs[0][0].meta))
+    shared = [one for one in ordered if all((seed, one.name) in found for seed in seeds)]
+    if len(shared) < len(ordered):
         notes.append(f"{name}: settings that not every training seed has are left out")
     if not shared:
         return
-    rows = [[table[seed, one.name] for one in shared] for seed in seeds]
+    rows = [[found[seed, one.name] for one in shared] for seed in seeds]
     opening = [_first_of(seed, row[0], firsts) for seed, row in zip(seeds, rows, strict=True)]
-    if decoder != FIRST and None not in opening:
+    if None not in opening:
         rows = [[first, *row] for first, row in zip(opening, rows, strict=True) if first is not None]
         shared = [setting_of(rows[0][0].meta), *shared]
-    chosen = [[_tasks_of(run, group.tasks) for run in row] for row in rows]
-    group.methods.append(MethodRuns(name, shared, list(seeds), chosen, group.family, model != BASE))
+    outcomes = [[_tasks_of(run, group.tasks) for run in row] for row in rows]
+    trained = not name.startswith(f"{BASE}, ")
+    group.methods.append(MethodRuns(name, shared, list(seeds), outcomes, group.family, trained))
     group.folders[name] = [[run.folder for run in row] for row in rows]
 
 
-def _first_of(
-    seed: int | None, run: LoadedRun, firsts: Sequence[tuple[LoadedRun, int | None]]
-) -> LoadedRun | None:
+def _first_of(seed: int | None, run: LoadedRun, firsts: Sequence[SeededRun]) -> LoadedRun | None:
     """The run one token at a time of the same weights; of several the one beside the method's own runs."""
     mine = [one for one, own in firsts if own == seed and one.meta.adapter == run.meta.adapter]
     return next((one for one in mine if one.folder.parent == run.folder.parent), mine[0] if mine else None)
 
 
 def _tasks_of(run: LoadedRun, tasks: Sequence[str]) -> Outcomes:
+    """The problems of these tasks, task by task: runs may have been asked them in another order."""
+    asked = {entry["name"]: entry["templates"] for entry in run.meta.tasks}
     chosen = [
-        entry["name"] if template == "tad" else f"{entry['name']} ({template})"
-        for entry in run.meta.tasks
-        if entry["name"] in tasks
-        for template in entry["templates"]
+        task if template == "tad" else f"{task} ({template})" for task in tasks for template in asked[task]
     ]
-    return run.outcomes.take(np.isin(run.outcomes.task, chosen))
+    places = [np.flatnonzero(run.outcomes.task == label) for label in chosen]
+    return run.outcomes.take(np.concatenate(places))
 
 
 def _decoder_identity(meta: RunMeta) -> str:
@@ -374,10 +245,6 @@ def _own_settings(meta: RunMeta) -> dict[str, Any]:
     defaults = {**describe(plain), **parameters(plain)}
     mine = {key: value for key, value in meta.decoder.items() if key not in (*_VARIED, "name")}
     return {key: value for key, value in mine.items() if value != defaults.get(key)}
-
-
-def _other_settings(meta: RunMeta) -> str:
-    return ", ".join(f"{key} {value}" for key, value in _own_settings(meta).items()) or "published settings"
 
 
 def setting_of(meta: RunMeta) -> Setting:

@@ -15,16 +15,8 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
-from tad.evaluation.methods import (
-    LoadedRun,
-    RunGroup,
-    group_runs,
-    load_run,
-    path_name,
-    tabulate,
-    tell_apart,
-    unseeded,
-)
+from tad.evaluation.labels import path_name, tell_apart, unseeded
+from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study

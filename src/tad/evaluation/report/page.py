@@ -19,7 +19,7 @@ from markupsafe import Markup
 import tad
 from tad.errors import TadError
 from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
-from tad.evaluation.methods import tell_apart
+from tad.evaluation.labels import tell_apart
 from tad.evaluation.report import grids
 from tad.evaluation.report.charts import (
     DARK,

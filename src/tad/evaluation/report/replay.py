@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, cast
 from tad.decoding import Decoded, decode, get_decoder
 from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
-from tad.evaluation.methods import BASE, RunGroup, path_name
+from tad.evaluation.labels import BASE, path_name
+from tad.evaluation.methods import RunGroup
 from tad.evaluation.questions import Item
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import Key, Row
