@@ -45,8 +45,8 @@ from tad.evaluation.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan, 
 from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
 from tad.files import hash_file, read_lines, write_whole
-from tad.training.distill import LOG
 from tad.training.record import RECORD, describe_machine
+from tad.training.trainer import LOG
 
 NAME, COLUMNS = "study.tar.gz", "rows.parquet"
 PART, PARTS = 15 * 10**6, 6

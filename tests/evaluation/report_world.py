@@ -85,7 +85,7 @@ def write_run(
     rows = rows if graded else [row.judged(Verdict(None, None, None)) for row in rows]  # type: ignore[arg-type]
     results = Results.open_or_create(folder, meta)
     with results.writing():
-        results.record({"model": model}, rows_before=0)
+        write_record(folder, {"model": model}, rows_before=0)
         results.add(rows if whole else rows[: len(rows) // 2])
         results.close([row.key for row in rows])
     return results

@@ -22,9 +22,8 @@ from tad.evaluation.study.pool import ModelPool
 from tad.evaluation.study.recipe import lay_over
 from tad.files import finite
 from tad.training.distill import distill
-from tad.trajectories.measure import explain_windows
 from tad.trajectories.store import Trajectory, TrajectoryStore
-from tad.trajectories.window import Decay, Window, WindowReport
+from tad.trajectories.window import Decay, Window, WindowReport, explain_windows
 
 WORK = ("collect", "window", "distill", "evaluate")
 
@@ -299,7 +298,7 @@ def test_the_window_command_takes_trajectories_from_all_over_the_store(
         asked.extend(row.example for row in rows)
         raise TadError("seen enough")
 
-    monkeypatch.setattr("tad.trajectories.measure.measure_decay", measure)
+    monkeypatch.setattr("tad.trajectories.window.measure_decay", measure)
     words = ["window", str(store), "--model", str(world / "llada"), "--device", "cpu", "--limit", "3"]
     CliRunner().invoke(app, words)
     every = [row.example for row in TrajectoryStore.open(store).rows()]

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_store import recipe, write_store, write_world
+from tiny_store import recipe, write_store, write_window, write_world
 
 import tad
 from tad.errors import TadError
@@ -155,21 +155,16 @@ def test_resuming_with_other_trajectories_is_refused(world: Path, tmp_path: Path
 
 
 def test_resuming_with_a_window_measured_anew_is_refused(world: Path, tmp_path: Path) -> None:
-    def measure(window: int) -> None:
-        (tmp_path / "train" / "window.json").write_text(
-            json.dumps({"windows": {"speed": {"window": window}}})
-        )
-
     shutil.copytree(world / "train", tmp_path / "train")
     values = recipe(
         world, trajectories=[str(tmp_path / "train")], objective={"name": "tad", "window": "speed"}
     )
-    measure(4)
+    write_window(tmp_path / "train", "speed", 4)
     distill(values, tmp_path / "run", stop_at=2, quiet=True)
-    measure(9)
-    with pytest.raises(TadError, match=r"objective\.window 4, .* 9"):
+    write_window(tmp_path / "train", "speed", 9)
+    with pytest.raises(TadError, match=r"objective\.window=4, .* 9"):
         distill(values, tmp_path / "run", resume=True, quiet=True)
-    measure(4)
+    write_window(tmp_path / "train", "speed", 4)
     assert distill(values, tmp_path / "run", resume=True, quiet=True).finished
 
 
@@ -462,7 +457,7 @@ def test_a_mistyped_objective_is_refused_before_the_model_is_read(world: Path, t
 
 def test_a_measured_window_is_read_from_beside_the_store(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "train", tmp_path / "train")
-    (tmp_path / "train" / "window.json").write_text(json.dumps({"windows": {"speed": {"window": 7}}}))
+    write_window(tmp_path / "train", "speed", 7)
     values = recipe(
         world, trajectories=[str(tmp_path / "train")], objective={"name": "tad", "window": "speed"}
     )

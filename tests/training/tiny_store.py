@@ -13,6 +13,7 @@ from tad.models import LLADA, Family
 from tad.training.recipe import DistillRecipe
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
+from tad.trajectories.window import Decay, Window, WindowReport, write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_lm import write_checkpoint
@@ -53,6 +54,13 @@ def _trajectory(name: str, eos: int, draws: np.random.Generator) -> Trajectory:
         teacher_confidence=[1.0] * LENGTH, student_confidence=[1.0] * LENGTH, correct=True, reason="",
         extracted=None, reference="gold",
     )  # fmt: skip
+
+
+def write_window(folder: Path, name: str, window: int) -> None:
+    """What `tad window` leaves in a store."""
+    decay = Decay([0.9], [0.9], [0.9], [1], 1, 1, False)
+    measured = Window(0.5, float(window), window, window, window)
+    write_report(WindowReport("teacher", "m", decay, decay, {name: measured}), folder)
 
 
 def recipe(root: Path, **changes: Any) -> DistillRecipe:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import DREAM, LLADA, load
-from tad.trajectories.collect import Collector, agreement
+from tad.trajectories.collect import Collector
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import TrajectoryStore
@@ -210,18 +210,12 @@ def test_ray_actors_make_the_same_rows(world: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_cached_rollouts_are_whole_and_their_agreement_is_reported(
-    world: Path, tmp_path: Path, cache: str
-) -> None:
+def test_cached_rollouts_are_whole(world: Path, cache: str) -> None:
     lm = load(world / "llada", device="cpu")
     prompts = [lm.encode("q" * n) for n in (3, 5, 8)]
     config = RolloutConfig(block=8, stop_at_end=False)
-    exact = roll_out(lm, prompts, prompts, 16, config)
     cached = roll_out(lm, prompts, prompts, 16, replace(config, cache=cache))
     assert all(sorted(row.reveal) == list(range(1, 17)) for row in cached)
-    report = agreement(exact, cached)
-    assert 0 <= report["trajectories"] <= report["steps"] <= 1
-    assert agreement(exact, exact) == {"tokens": 1, "steps": 1, "trajectories": 1, "count": 3}
 
 
 def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path, tmp_path: Path) -> None:

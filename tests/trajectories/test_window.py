@@ -19,7 +19,17 @@ from tad.models import LM
 from tad.trajectories.partition import state
 from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import Trajectory
-from tad.trajectories.window import Decay, choose_windows, find_crossing, measure_decay, read_window
+from tad.trajectories.window import (
+    Decay,
+    Window,
+    WindowReport,
+    choose_windows,
+    find_crossing,
+    measure_decay,
+    read_report,
+    read_window,
+    write_report,
+)
 
 LENGTH = 16
 
@@ -115,10 +125,16 @@ def test_recipes_read_numbers_and_measured_windows(tmp_path: Path) -> None:
     assert read_window(tmp_path, 12) == 12
     with pytest.raises(TadError, match="tad window"):
         read_window(tmp_path, "quality")
-    (tmp_path / "window.json").write_text(json.dumps({"windows": {"quality": {"window": 8}}}))
+    decay = Decay([0.9, math.nan], [0.9] * 2, [0.9] * 2, [1, 0], 1, 1, False)
+    report = WindowReport("teacher", "m", decay, decay, {"quality": Window(0.5, 7.6, 8, math.nan, 9.0)})
+    write_report(report, tmp_path)
+    assert str(read_report(tmp_path)) == str(report)  # nan is not equal to itself
     assert read_window(tmp_path, "quality") == 8
     with pytest.raises(TadError, match="'fast'"):
         read_window(tmp_path, "fast")
+    (tmp_path / "window.json").write_text('{"windows": {}}')
+    with pytest.raises(TadError, match=r"window\.json"):
+        read_window(tmp_path, "quality")
 
 
 def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def window(
 ) -> None:
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
     from tad.trajectories.fingerprint import fingerprint_model
-    from tad.trajectories.measure import explain_windows, measure_window, show_decay
     from tad.trajectories.store import TrajectoryStore
+    from tad.trajectories.window import explain_windows, measure_window, show_decay
 
     store = TrajectoryStore.open(folder)
     if not overwrite:

@@ -16,7 +16,7 @@ from typing import Any
 from tad.evaluation.questions import short_digest
 from tad.evaluation.results import RunMeta
 from tad.training.distill import ADAPTER, MODEL
-from tad.training.record import RECORD
+from tad.training.record import read_record
 
 BASE = "base"
 _WHERE = (
@@ -42,7 +42,7 @@ class RunLabel:
         return self.model == BASE
 
 
-def read_record(meta: RunMeta, trainings: Sequence[Path] = ()) -> dict[str, Any] | None:
+def find_training(meta: RunMeta, trainings: Sequence[Path] = ()) -> dict[str, Any] | None:
     """The record of the training that the adapter, or the model trained whole, came from; None for a base.
 
     It is looked for where the weights were, then among `trainings`: directories may have been moved together, and then the
@@ -53,12 +53,10 @@ def read_record(meta: RunMeta, trainings: Sequence[Path] = ()) -> dict[str, Any]
     folder = path.parent if path.name in (ADAPTER, MODEL) else path
     moved = (one for one in trainings if one.resolve().parts[-2:] == folder.parts[-2:])
     for place in (folder, *moved):
-        if (place / RECORD).is_file():
-            record = json.loads((place / RECORD).read_text(encoding="utf-8"))
-            # A base that was pretrained here has a record too, and is a base all the same.
-            trained = isinstance(record, dict) and "recipe" in record
-            if trained and (meta.adapter is not None or "objective" in record["recipe"]):
-                return dict(record)
+        record = read_record(place)
+        # A base that was pretrained here has a record too, and is a base all the same.
+        if "recipe" in record and (meta.adapter is not None or "objective" in record["recipe"]):
+            return record
     return None
 
 
@@ -68,7 +66,7 @@ def label_runs(metas: Sequence[RunMeta], trainings: Sequence[Path] = ()) -> list
     sources: dict[str, str] = {}  # series -> where its weights were
     weights: dict[tuple[str, int | None], str] = {}
     for meta in metas:
-        record = read_record(meta, trainings)
+        record = find_training(meta, trainings)
         if meta.adapter is None and record is None:
             labels.append(RunLabel(meta.model, BASE, meta.model))
             continue

@@ -12,8 +12,6 @@ While a run is under way its rows are in `part-*.jsonl`, one file per process, i
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -33,7 +31,6 @@ from tad.files import (
     write_whole,
     writing,
 )
-from tad.training.record import RECORD, describe_machine
 
 SCHEMA_VERSION = 1
 META = "eval.json"
@@ -173,25 +170,3 @@ class Results:
     def is_complete(self) -> bool:
         """Whether every row is there, graded or not."""
         return len(self.rows()) == self.meta.planned
-
-    def record(self, recipe: dict[str, Any], **facts: Any) -> None:
-        """Begin a call in the run's record."""
-        record = self._read_record()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        record["recipe"] = recipe
-        record["calls"].append({"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts})
-        write_json(self.folder / RECORD, record)
-
-    def complete_record(self, **facts: Any) -> None:
-        """Add what is known at the end of the last call."""
-        record = self._read_record()
-        record["calls"][-1] |= facts
-        write_json(self.folder / RECORD, record)
-
-    def _read_record(self) -> dict[str, Any]:
-        path = self.folder / RECORD
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {"calls": []}
-
-    def last_recipe(self) -> dict[str, Any]:
-        """The recipe of the last call, or nothing."""
-        return dict(self._read_record().get("recipe", {}))

@@ -29,6 +29,7 @@ from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import UNFIT, Row
 from tad.models import LM
+from tad.training.record import complete_record, read_record, write_record
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids
 
@@ -223,7 +224,9 @@ def evaluate(
             questions.check_graders()
         progress.take(earlier, new=False)
         if rank == 0 and mine:
-            results.record(recipe.model_dump(mode="json"), rows_before=len(found), processes=world)
+            write_record(
+                results.folder, recipe.model_dump(mode="json"), rows_before=len(found), processes=world
+            )
         began = time.monotonic()
         with Grading(questions, results, progress, recipe.graders, tasks, report) as grading:
             grading.put(ungraded, new=False)
@@ -232,7 +235,9 @@ def evaluate(
                 if stopping():
                     break
         if rank == 0 and mine:
-            results.complete_record(rows_made=progress.made, seconds=round(time.monotonic() - began, 2))
+            complete_record(
+                results.folder, rows_made=progress.made, seconds=round(time.monotonic() - began, 2)
+            )
         results.close(order)
     return results
 
@@ -283,7 +288,10 @@ class Grading:
 
 def questions_of(results: Results, data_dir: str | None = None) -> Questions:
     """The questions of a run, from the data at hand, which must be what the run was made with."""
-    questions = Questions(sections_of(results.meta.tasks), data_dir or results.last_recipe().get("data_dir"))
+    questions = Questions(
+        sections_of(results.meta.tasks),
+        data_dir or read_record(results.folder).get("recipe", {}).get("data_dir"),
+    )
     for there, here in zip(results.meta.tasks, questions.facts, strict=True):
         if there["digest"] != here["digest"]:
             raise TadError(

@@ -16,6 +16,7 @@ from tad.evaluation.results import Results
 from tad.evaluation.row import Row
 from tad.evaluation.run import Grading, Identity, OnProgress, Runner, RunProgress
 from tad.models import load
+from tad.training.record import write_record
 
 _CHUNK = 4  # batches per task handed to an actor
 
@@ -70,7 +71,12 @@ def evaluate_with_ray(
             if grade:
                 grading.put([row for row in found if row.correct is None], new=False)
             if chunks:
-                results.record(recipe.model_dump(mode="json"), rows_before=len(found), processes=gpus or 2)
+                write_record(
+                    results.folder,
+                    recipe.model_dump(mode="json"),
+                    rows_before=len(found),
+                    processes=gpus or 2,
+                )
                 rows = ray.data.from_items(chunks, override_num_blocks=len(chunks)).map_batches(
                     _RayRunner,
                     fn_constructor_kwargs={"recipe": recipe.model_dump(mode="json")},

@@ -27,16 +27,7 @@ from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_id
 from tad.training.checkpoints import POSITION, open_run
 from tad.training.objectives import Batch, LossModule, Sft
 from tad.training.record import write_record
-from tad.training.trainer import (
-    LOG,
-    LossTrainer,
-    ProgressBar,
-    RunSpec,
-    StepLog,
-    Stop,
-    base_arguments,
-    trim_log,
-)
+from tad.training.trainer import LossTrainer, RunSpec, base_arguments
 
 RESULT = "model"
 
@@ -81,8 +72,6 @@ def _train(
     set_seed(recipe.seed)
     position = None if checkpoint is None else read_json(checkpoint / POSITION)
     start = 0 if position is None else int(position["step"])
-    if rank == 0:
-        trim_log(out / LOG, None if position is None else start)
     stream = TokenStream(stream_spec(recipe), worker_count(recipe), position)
     model = build_model(recipe)
     if recipe.compile if recipe.compile is not None else torch.cuda.is_available():
@@ -96,18 +85,17 @@ def _train(
         steps=section.steps,
         keep=recipe.keep,
         position=lambda step: {**stream.position(step), "recipe": recipe.content_hash_fields()},
+        quiet=quiet,
     )
     optimizer = build_optimizer(model, recipe)
-    stop = Stop()
-    bar = [] if quiet else [ProgressBar(lambda: plan.total)]
     trainer = LossTrainer(
         LossModule(model, objective),
         spec,
         args=arguments,
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, plan)),
-        callbacks=[Minutes(plan, max_minutes, pause_after), stop, StepLog(out / LOG), *bar],
+        callbacks=[Minutes(plan, max_minutes, pause_after)],
     )
-    trainer.run(checkpoint, stop)
+    trainer.run(checkpoint)
     step = trainer.state.global_step
     finished = step >= plan.total
     if arguments.should_save:
@@ -162,6 +150,7 @@ class Minutes(TrainerCallback):
                 self.plan.decide(step, int(rate * (self.budget - minutes) * 60))
         if self.budget and minutes > self.budget * 1.04:
             self.plan.decide(step - 1, 1)  # slower than planned: end a little above a rate of zero
+        state.max_steps = self.plan.total
         if step >= self.plan.total:
             control.should_training_stop = True
         elif self.pause and minutes >= self.pause:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.files import create_folder, full_disk, hash_file, write_json, writing
+from tad.models.checkpoint import read_json
 
 POSITION = "position.json"
 """Where in the data and under which recipe a checkpoint was made."""
@@ -80,7 +81,7 @@ def open_run(
             raise TadError(f"{out}: already holds a run; pass --resume to go on with it, or another --out")
         checkpoint, damaged = _newest_whole(out) if resume else (None, [])
         if checkpoint is not None:
-            _check_recipe(checkpoint, decides)
+            check_position(checkpoint, "recipe", decides)
         if rank == 0:
             for path in damaged:
                 shutil.rmtree(path)
@@ -112,12 +113,12 @@ def _newest_whole(run: Path) -> tuple[Path, list[Path]]:
     raise TadError(f"{newest}: {why}, and no checkpoint before it is whole; start again with another --out")
 
 
-def _check_recipe(checkpoint: Path, now: dict[str, Any]) -> None:
-    """Refuse to go on with what decides another result than the recipe that the checkpoint was made with."""
-    before = json.loads((checkpoint / POSITION).read_text(encoding="utf-8")).get("recipe", {})
+def check_position(checkpoint: Path, part: str, now: dict[str, Any]) -> None:
+    """Refuse to go on where a part of what decides the result (the recipe, what it names) is not as it was."""
+    before = read_json(checkpoint / POSITION).get(part, {})
     for field in before:
         if before[field] != now.get(field):
             raise TadError(
-                f"{checkpoint}: was made with {field}={before[field]!r}, the recipe now says {now.get(field)!r}; "
-                "resume with the same recipe, or start another run with another --out"
+                f"{checkpoint}: was made with {field}={before[field]!r}, now it is {now.get(field)!r}; "
+                "resume with what it was, or start another run with another --out"
             )

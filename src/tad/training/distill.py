@@ -22,7 +22,7 @@ from tad.errors import TadError
 from tad.models import LM, load
 from tad.models.checkpoint import locate, read_json
 from tad.training.batches import MicroBatches, RangeSampler, Split
-from tad.training.checkpoints import POSITION, open_run
+from tad.training.checkpoints import POSITION, check_position, open_run
 from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base
 from tad.training.held_out import HeldOut
 from tad.training.objectives import LossModule, Objective, check_settings, get_objective
@@ -30,17 +30,7 @@ from tad.training.objectives.module import checkpoint_layers
 from tad.training.recipe import DistillRecipe
 from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
-from tad.training.trainer import (
-    LOG,
-    BetweenSteps,
-    LossTrainer,
-    ProgressBar,
-    RunSpec,
-    StepLog,
-    Stop,
-    base_arguments,
-    trim_log,
-)
+from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
 from tad.training.weights import gather_weights, save_model, save_weights
 from tad.trajectories.window import read_window
 
@@ -124,29 +114,25 @@ def _train(
     module = build_module(recipe, lm, objective, arguments.bf16)
     set_seed(recipe.seed + rank)  # dropout does not
     start = 0 if checkpoint is None else int(read_json(checkpoint / POSITION)["step"])
-    position = {
-        "recipe": recipe.content_hash_fields(),
-        "given": {"window": asdict(objective).get("window"), "trajectories": trajectories.digest()},
-    }
+    # What the recipe only names: stores may have been collected, windows measured anew.
+    named = {"objective.window": asdict(objective).get("window"), "trajectories": trajectories.digest()}
     if checkpoint is not None:
-        _check_given(checkpoint, position["given"])
-    if arguments.should_save:
-        trim_log(out / LOG, None if checkpoint is None else start)
+        check_position(checkpoint, "named", named)
     spec = RunSpec(
         batches=_load_batches(data, start, steps, recipe, arguments),
         start=start,
         steps=steps,
         keep=recipe.keep,
-        position=lambda step: {"step": step, **position},
+        position=lambda step: {"step": step, "recipe": recipe.content_hash_fields(), "named": named},
         per_step={"states": split.size, "trajectories": split.size / data.states_per_trajectory},
         measures=measures,
         adapter=None if lm.peft is None else lm.peft.peft_config["default"],
+        stop_at=stop_at,
+        quiet=quiet,
     )
-    stop = Stop(stop_at)
-    bar = [] if quiet else [ProgressBar(lambda: steps)]
-    trainer = LossTrainer(module, spec, args=arguments, callbacks=[stop, StepLog(out / LOG), *bar])
+    trainer = LossTrainer(module, spec, args=arguments)
     with explained(recipe):
-        trainer.run(checkpoint, stop)
+        trainer.run(checkpoint)
     finished = trainer.state.global_step >= steps
     path = write_result(trainer, recipe, out) if finished else out
     if recipe.fp8_base_forward:
@@ -161,7 +147,7 @@ def _train(
             minutes=round((time.monotonic() - began) / 60, 2),
         )
     trainer.accelerator.wait_for_everyone()
-    return Outcome(path, trainer.state.global_step, steps, finished, stop.asked)
+    return Outcome(path, trainer.state.global_step, steps, finished, trainer.stop.asked)
 
 
 def _measures(
@@ -359,18 +345,3 @@ def explained(recipe: DistillRecipe) -> Iterator[None]:
             fixes.append("gradient_checkpointing=true")
         fixes.append("distributed=fsdp on several GPUs")
         raise TadError(f"out of GPU memory; the result stays the same with {' or '.join(fixes)}") from None
-
-
-def _check_given(checkpoint: Path, now: dict[str, Any]) -> None:
-    """Refuse to go on with other trajectories, or with a window that has been measured anew: recipes only name them."""
-    before = read_json(checkpoint / POSITION).get("given", now)
-    if before["trajectories"] != now["trajectories"]:
-        raise TadError(
-            f"{checkpoint}: was trained on other trajectories than these stores hold now; "
-            "resume with the same ones, or start another run with another --out"
-        )
-    if before["window"] != now["window"]:
-        raise TadError(
-            f"{checkpoint}: was made with objective.window {before['window']}, which is now measured as {now['window']}; "
-            "measure it as before, or start another run with another --out"
-        )

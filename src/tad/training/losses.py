@@ -2,8 +2,8 @@
 
 `chunked_losses` is a chunked linear cross-entropy (and KL, and entropy): it takes hidden states at the positions that are
 wanted and the head, runs the head chunk by chunk, keeps one number per row, and runs it again in backward. What stays alive
-between the two is [rows, width]. `plain_losses` is the same formula on logits that exist, left to autograd; the chunked one
-is held to it.
+between the two is [rows, width]. `plain_losses` is the formula on logits that exist. The chunked loss takes its values from it;
+its gradient is written out, and held to what autograd makes of the plain one.
 
 Everything after the head is in fp32 (fp64 if the logits are). Which rows, which weights and which average: not here.
 """
@@ -56,27 +56,19 @@ def plain_losses(
 ) -> RowLosses:
     """The formulas as written, on whole logits."""
     logits = _wide(logits)
+    logs = logits.log_softmax(-1)
+    own = logs.gather(-1, labels[:, None])[:, 0]
     kl = teacher_entropy = scaled_entropy = None
-    if teacher_logits is not None:
-        wanted = (_wide(teacher_logits) / tau).log_softmax(-1)
-        given = (logits / tau).log_softmax(-1)
-        kl = tau**2 * F.kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
-        teacher_entropy = _entropy(wanted)
     if temperature is not None:
         scaled_entropy = _entropy((logits / temperature).log_softmax(-1))
-    cross_entropy = F.cross_entropy(logits, labels, reduction="none")
+    if teacher_logits is not None:
+        given = logs if tau == 1 else (logits / tau).log_softmax(-1)
+        wanted = (_wide(teacher_logits) / tau).log_softmax(-1)
+        kl = tau**2 * (wanted.exp() * (wanted - given)).sum(-1)
+        teacher_entropy = _entropy(wanted)
     with torch.no_grad():
-        logs = logits.log_softmax(-1)
-        right = logits.argmax(-1) == labels
-    return RowLosses(
-        cross_entropy,
-        kl,
-        scaled_entropy,
-        teacher_entropy,
-        (-cross_entropy.detach()).exp(),
-        _entropy(logs),
-        right,
-    )
+        confidence, entropy, right = own.exp(), _entropy(logs), logits.argmax(-1) == labels
+    return RowLosses(-own, kl, scaled_entropy, teacher_entropy, confidence, entropy, right)
 
 
 def chunked_losses(
@@ -143,7 +135,7 @@ class _ChunkedLosses(torch.autograd.Function):
             part = slice(low, low + chunk)
             logits = _logits(hidden[part], head)
             guide = None if taught is None else _logits(taught[part], teacher)
-            pieces.append(_row_numbers(logits, labels[part], guide, tau, temperature))
+            pieces.append(plain_losses(logits, labels[part], guide, tau, temperature))
         joined = [None if column[0] is None else torch.cat(column) for column in zip(*pieces, strict=True)]
         ctx.mark_non_differentiable(*(column for column in joined[3:] if column is not None))
         return tuple(joined)
@@ -190,24 +182,6 @@ class _ChunkedLosses(torch.autograd.Function):
             None if to_bias is None else to_bias.to(bias.dtype),
             *(None,) * 8,
         )
-
-
-def _row_numbers(
-    logits: Tensor, labels: Tensor, guide: Tensor | None, tau: float, temperature: float | None
-) -> RowLosses:
-    """One chunk, without autograd."""
-    logs = logits.log_softmax(-1)
-    own = logs.gather(-1, labels[:, None])[:, 0]
-    entropy, right = _entropy(logs), logits.argmax(-1) == labels
-    kl = teacher_entropy = scaled_entropy = None
-    if temperature is not None:
-        scaled_entropy = _entropy((logits / temperature).log_softmax(-1))
-    if guide is not None:
-        given = logs if tau == 1 else (logits / tau).log_softmax(-1)
-        wanted = (guide / tau).log_softmax(-1)
-        kl = tau**2 * (wanted.exp() * (wanted - given)).sum(-1)
-        teacher_entropy = _entropy(wanted)
-    return RowLosses(-own, kl, scaled_entropy, teacher_entropy, own.exp(), entropy, right)
 
 
 def _logits(hidden: Tensor, head: Head) -> Tensor:

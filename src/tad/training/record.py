@@ -1,4 +1,4 @@
-"""The run record: what was run, with what, from which commit. Written at the start, completed at the end."""
+"""The run record (run.json) of a training, an evaluation or a chain: what was run, with what, from which commit, call by call."""
 
 from __future__ import annotations
 
@@ -57,11 +57,28 @@ def find_commit() -> str | None:
 
 def write_record(directory: Path, recipe: dict[str, Any], **facts: Any) -> None:
     """Add a call to the run's record: the recipe, the machine, and what the call reports about itself."""
-    path = directory / RECORD
-    try:
-        calls = json.loads(path.read_bytes())["calls"] if path.exists() else []
-    except (ValueError, KeyError, TypeError):
-        raise TadError(f"{path}: is damaged; remove it, the run itself does not need it") from None
+    record = read_record(directory) or {"calls": []}
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     call = {"time": stamp, "argv": sys.argv[1:], **describe_machine(), **facts}
-    write_json(path, {"calls": [*calls, call], "recipe": recipe})
+    write_json(directory / RECORD, {**record, "calls": [*record["calls"], call], "recipe": recipe})
+
+
+def complete_record(directory: Path, **facts: Any) -> None:
+    """Add what is known at the end of the last call."""
+    record = read_record(directory)
+    record["calls"][-1] |= facts
+    write_json(directory / RECORD, record)
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """A run's record: `recipe`, the last call's, and `calls`; empty where there is none."""
+    path = directory / RECORD
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+        if isinstance(record["calls"], list):
+            return dict(record)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise TadError(f"{path}: is damaged; remove it, the run itself does not need it")

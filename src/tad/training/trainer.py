@@ -47,19 +47,19 @@ class RunSpec:
     """What a run of the trainer consists of, beside the model and the library's own settings."""
 
     batches: DataLoader  # this process's micro-batches from step `start` on
-    start: int
+    start: int  # 0, or the step of the checkpoint that the run goes on from
     steps: int
     keep: int  # checkpoints
-    position: Callable[
-        [int], dict[str, Any]
-    ]  # what a checkpoint stores about the data and the recipe, by step
+    position: Callable[[int], dict[str, Any]]  # by step: what a checkpoint says of the data and the recipe
+    stop_at: int | None = None  # save and stop after this step
+    quiet: bool = False  # no progress bar
     per_step: Mapping[str, float] = field(default_factory=dict)  # logged as NAME_per_s, such as states
     measures: tuple[BetweenSteps, ...] = ()
     adapter: Any = None  # PEFT's configuration, where an adapter is trained
 
 
 class LossTrainer(Trainer):
-    """Trains the student of a `LossModule`."""
+    """Trains the student of a `LossModule`; writes log.jsonl and checkpoints."""
 
     loss_is_scaled_for_ga = True  # shares of the global batch: sums, not means
 
@@ -72,7 +72,11 @@ class LossTrainer(Trainer):
         self.sums: dict[str, Tensor | float] = defaultdict(float)
         self.looked: int | None = None
         self.clock, self.logged = time.monotonic(), spec.start
-        self.add_callback(_AtStart(self))
+        self.stop = Stop(self, spec.stop_at)
+        log = Path(self.args.output_dir) / LOG
+        bar = [] if spec.quiet else [ProgressBar()]
+        for callback in (_AtStart(self), self.stop, StepLog(log), *bar):
+            self.add_callback(callback)
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -86,10 +90,11 @@ class LossTrainer(Trainer):
                 "FSDP version 1 is not supported; set fsdp_version: 2 in accelerate's configuration"
             )
 
-    def run(self, checkpoint: Path | None, stop: Stop) -> None:
+    def run(self, checkpoint: Path | None) -> None:
         """Train from a checkpoint or from the start, until the end or until `stop` says so."""
-        stop.trainer = self
-        with stop.listening():
+        if self.args.should_save:
+            trim_log(Path(self.args.output_dir) / LOG, None if checkpoint is None else self.spec.start)
+        with self.stop.listening():
             if checkpoint is not None and self.spec.start >= self.spec.steps:
                 # It was stopped between its last step and its result.
                 self._load_from_checkpoint(str(checkpoint))
@@ -113,7 +118,7 @@ class LossTrainer(Trainer):
                 counted[name] += value
             self.sums["positions"] += batch.positions
             self.sums["tokens"] += batch.tokens
-            self.sums["fed"] += sum(self.objective.forward_tokens(batch).values())
+            self.sums["fed"] += self.objective.tokens_fed(batch)
         self.totals = self.over_processes(counted)
         if self.totals.get("near") == 0:
             raise TadError(
@@ -300,9 +305,8 @@ class _AtStart(TrainerCallback):
 class Stop(TrainerCallback):
     """Ends a run early with a checkpoint: at a step, or when the user or the cluster asks for it."""
 
-    def __init__(self, at: int | None = None) -> None:
-        self.at, self.asked = at, False
-        self.trainer: LossTrainer | None = None
+    def __init__(self, trainer: LossTrainer, at: int | None = None) -> None:
+        self.trainer, self.at, self.asked = trainer, at, False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -323,22 +327,17 @@ class Stop(TrainerCallback):
         self.asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        assert self.trainer is not None
         self.asked = self.trainer.over_processes({"asked": float(self.asked)})["asked"] > 0
         if self.asked or state.global_step == self.at:
             control.should_save = control.should_training_stop = True
 
 
 class ProgressBar(ProgressCallback):
-    """The library's bar, with the run's total and the last loss."""
-
-    def __init__(self, total: Callable[[], int]) -> None:
-        super().__init__()
-        self.total = total
+    """The library's bar, with the last loss, and a total that may change while a run is planned in minutes."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         if self.training_bar is not None:
-            self.training_bar.total = self.total()
+            self.training_bar.total = state.max_steps
         super().on_step_end(args, state, control, **unused)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **unused: Any) -> None:

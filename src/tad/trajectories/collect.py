@@ -237,23 +237,6 @@ class Collector:
         return chosen
 
 
-def agreement(exact: Sequence[Rollout], other: Sequence[Rollout]) -> dict[str, float]:
-    """How far other rollouts follow exact ones: shares of equal final tokens, equal steps, and identical trajectories."""
-    positions = same_token = same_step = same = 0
-    for a, b in zip(exact, other, strict=True):
-        real = [i for i, step in enumerate(a.reveal) if step <= a.n_real]
-        positions += len(real)
-        same_token += sum(a.tokens[i] == b.tokens[i] for i in real)
-        same_step += sum(a.reveal[i] == b.reveal[i] for i in real)
-        same += a.tokens == b.tokens and a.reveal == b.reveal
-    return {
-        "tokens": same_token / positions,
-        "steps": same_step / positions,
-        "trajectories": same / len(exact),
-        "count": len(exact),
-    }
-
-
 Report = Callable[[int, ShardStats], None]
 
 

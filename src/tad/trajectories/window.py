@@ -6,16 +6,20 @@ token; averaged by d = reveal step - state, that is the paper's decay curve. The
 
 End filler is what stands behind the first end token, whenever it was revealed: it is easy to foresee from any distance, and
 with it in the mean a curve hardly falls.
+
+`measure_window` does all of it on a store and leaves window.json and its picture there; the rest of this file are its parts:
+the curve, the crossings, the file, the same in words, and as a picture.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +29,9 @@ from tad.errors import TadError
 from tad.files import write_json
 from tad.models import LM
 from tad.trajectories.partition import masked, state
-from tad.trajectories.store import Trajectory
+from tad.trajectories.store import Trajectory, TrajectoryStore
 
+WINDOW = "window.json"
 LEVELS = {"quality": 0.5, "speed": 0.2}
 
 
@@ -65,6 +70,38 @@ class WindowReport:
     windows: dict[str, Window]
 
 
+def measure_window(
+    lm: LM,
+    store: TrajectoryStore,
+    limit: int = 256,
+    states: int = 8,
+    distances: int | None = None,
+    batch_size: int = 16,
+    use_adapter: bool = False,
+) -> WindowReport:
+    """Measure on trajectories from all over the store, up to half of the canvas by default, and write the report there."""
+    decay, filled, sums = measure_decay(
+        lm,
+        spread_rows(store, limit),
+        states,
+        distances or max(2, store.meta.gen_length // 2),
+        batch_size,
+        use_adapter=use_adapter,
+    )
+    order = str(store.meta.recipe.get("order", "teacher"))
+    report = WindowReport(order, store.meta.model, decay, filled, choose_windows(decay, sums))
+    plot_decay(report, store.folder / "window")
+    write_report(report, store.folder)  # last: its presence says that the measurement is complete
+    return report
+
+
+def spread_rows(store: TrajectoryStore, limit: int) -> list[Trajectory]:
+    """At most `limit` trajectories at equal distances over the store, whose tasks stand one after the other."""
+    rows = list(store.rows())
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(limit, len(rows))).round().astype(int))
+    return [rows[index] for index in chosen]
+
+
 def measure_decay(
     lm: LM,
     trajectories: Sequence[Trajectory],
@@ -73,7 +110,6 @@ def measure_decay(
     batch_size: int = 16,
     seed: int = 0,
     use_adapter: bool = False,
-    progress: Callable[[int], None] | None = None,
 ) -> tuple[Decay, Decay, np.ndarray]:
     """The curve without and with end filler, and the per-trajectory sums behind the first ([n, distances, 2]).
 
@@ -102,8 +138,6 @@ def measure_decay(
             for which, use in enumerate((near_enough & _content(trajectory, lm.tokens.ends), near_enough)):
                 np.add.at(sums[which, index, :, 0], distance[use] - 1, row[use])
                 np.add.at(sums[which, index, :, 1], distance[use] - 1, 1)
-        if progress is not None:
-            progress(len(batch))
     plain, filled = (_curve(part, len(items), bool(which), seed) for which, part in enumerate(sums))
     return plain, filled, sums[0]
 
@@ -200,25 +234,140 @@ def choose_windows(decay: Decay, sums: np.ndarray, seed: int = 0) -> dict[str, W
     return windows
 
 
-def write_report(report: WindowReport, folder: str | Path) -> Path:
+def write_report(report: WindowReport, folder: str | Path) -> None:
     """window.json beside the trajectories; recipes that say `window: quality` read it."""
-    path = Path(folder) / "window.json"
-    write_json(path, asdict(report))
-    return path
+    write_json(Path(folder) / WINDOW, asdict(report))
+
+
+def read_report(folder: str | Path) -> WindowReport:
+    """What `measure_window` wrote into a store's directory."""
+    path = Path(folder) / WINDOW
+    try:
+        values = _with_nan(json.loads(path.read_bytes()))
+        decay, filled = (Decay(**values[name]) for name in ("decay", "with_filler"))
+        windows = {name: Window(**entry) for name, entry in values["windows"].items()}
+        return WindowReport(values["order"], values["model"], decay, filled, windows)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise TadError(f"{path}: is not what 'tad window' writes; run 'tad window {folder}' again") from None
 
 
 def read_window(folder: str | Path, window: int | str) -> int:
     """A window as recipes give it: a number, or `quality` / `speed` as measured by `tad window`."""
     if isinstance(window, int):
         return window
-    path = Path(folder) / "window.json"
     if window not in LEVELS:
         raise TadError(f"window is a number, 'quality' or 'speed', not {window!r}")
-    if not path.is_file():
+    if not (Path(folder) / WINDOW).is_file():
         raise TadError(
             f"window '{window}' has not been measured: run 'tad window {folder}' first, or give a number"
         )
-    try:
-        return int(json.loads(path.read_bytes())["windows"][window]["window"])
-    except (ValueError, KeyError, TypeError):
-        raise TadError(f"{path}: is damaged; run 'tad window {folder}' again") from None
+    return read_report(folder).windows[window].window
+
+
+def _with_nan(value: Any) -> Any:
+    """JSON's null back to nan."""
+    if isinstance(value, dict):
+        return {key: _with_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(item) for item in value]
+    return math.nan if value is None else value
+
+
+def explain_windows(report: WindowReport) -> list[str]:
+    """A line per window: where the curve falls to its level, or that it does not and what stands in."""
+    lines = []
+    for name, window in report.windows.items():
+        if math.isnan(window.crossing):
+            lines.append(
+                f"{name} window {window.window}: confidence does not fall to {window.level} within the {window.window} steps "
+                f"that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
+            )
+        else:
+            lines.append(
+                f"{name} window {window.window}: confidence falls to {window.level} after {window.crossing:.1f} steps "
+                f"(95 %: {window.low:.1f} to {window.high:.1f})"
+            )
+    sizes = [window.window for window in report.windows.values()]
+    if len(set(sizes)) < len(sizes):
+        lines.append("the windows are equal, so students that differ in them alone are the same student")
+    return lines
+
+
+def show_decay(report: WindowReport) -> list[str]:
+    """The curve at a few distances."""
+    marks = [d for d in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128) if d <= len(report.decay.mean)]
+    values = {
+        "steps to reveal": [f"{d:>7d}" for d in marks],
+        "confidence": [f"{report.decay.mean[d - 1]:>7.3f}" for d in marks],
+        "positions": [f"{report.decay.count[d - 1]:>7d}" for d in marks],
+    }
+    return [f"{name:15s}  " + "".join(cells) for name, cells in values.items()]
+
+
+_COLOURS = {
+    "answer": "#4053d3", "filler": "#9aa0b5", "quality": "#14826d", "speed": "#bf8b00", "level": "#777777", "text": "#222222",
+}  # fmt: skip
+
+
+def draw_decay(axes: Any, report: WindowReport, colours: Mapping[str, str] = _COLOURS) -> None:
+    """The decay curve with its interval and both windows, on matplotlib's axes."""
+    for decay, label, colour, at, is_below in (
+        (report.with_filler, "with end filler", colours["filler"], 3 / 4, False),
+        (report.decay, "answer", colours["answer"], 1 / 3, True),
+    ):
+        distance = np.arange(1, len(decay.mean) + 1)
+        axes.fill_between(distance, decay.low, decay.high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+        axes.plot(distance, decay.mean, color=colour, zorder=3)
+        place = int(at * len(decay.mean))
+        rising = decay.mean[-1] > decay.mean[place]
+        axes.annotate(
+            label,
+            (place + 1, decay.mean[place]),
+            (-4, -12) if is_below else (0, 8),
+            textcoords="offset points",
+            ha="right" if is_below or rising else "left",  # to the side on which the line makes room
+            color=colour,
+            fontsize=9.5,
+        )
+    for name, window in report.windows.items():
+        colour, reached = colours.get(name, colours["level"]), not math.isnan(window.crossing)
+        axes.axhline(window.level, color=colours["level"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        if reached and not math.isnan(window.low):
+            axes.axvspan(window.low, window.high, color=colour, alpha=0.25, linewidth=0, zorder=1)
+        if reached:
+            axes.axvline(window.window, color=colour, linewidth=1.3, zorder=2)
+        axes.annotate(
+            f"{name} {window.window}" if reached else f"{name}: not reached",
+            (window.window, 1.0) if reached else (len(report.decay.mean), window.level),
+            (3, -2) if reached else (-2, 3),
+            textcoords="offset points",
+            va="top" if reached else "bottom",
+            ha="left" if reached else "right",
+            color=colours["text"],
+            fontsize=9.5,
+        )
+    axes.set_xlabel("steps until the teacher reveals the token")
+    axes.set_ylabel("student's probability of it")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(1, None)
+
+
+def plot_decay(report: WindowReport, stem: Path) -> list[Path]:
+    """The decay curve as PNG and SVG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    draw_decay(axes, report)
+    axes.set_title(
+        f"Confidence decay, order: {report.order} ({report.decay.trajectories} trajectories, "
+        f"{report.decay.states} states; bands: 95 %)",
+        fontsize=10,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    return paths

@@ -29,7 +29,7 @@ from matplotlib.ticker import MaxNLocator
 from tad.evaluation.analysis import CurvePoint, Estimate, ResultRow, ResultTable
 from tad.evaluation.report.gather import StoreData, TrainingData
 from tad.evaluation.tables import shorten
-from tad.trajectories.summary import draw_decay
+from tad.trajectories.window import draw_decay
 
 # Six hues that stay apart for readers with any of the common colour deficiencies; a seventh method repeats the first hue
 # with a dashed line and hollow markers, so colour is never the only difference. One token at a time is ink.

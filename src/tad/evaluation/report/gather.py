@@ -22,13 +22,13 @@ from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study
 from tad.evaluation.tables import shorten
 from tad.files import read_lines
-from tad.training.distill import ADAPTER, LOG, MODEL
-from tad.training.record import RECORD
-from tad.trajectories.measure import WINDOW, read_report
+from tad.training.distill import ADAPTER, MODEL
+from tad.training.record import RECORD, read_record
+from tad.training.trainer import LOG
 from tad.trajectories.store import META as STORE_META
 from tad.trajectories.store import StoreMeta, TrajectoryStore
 from tad.trajectories.summary import StoreSummary, summarise
-from tad.trajectories.window import WindowReport
+from tad.trajectories.window import WINDOW, WindowReport, read_report
 
 Say = Callable[[str], None]
 
@@ -350,7 +350,7 @@ def read_store(folder: Path, notes: list[str]) -> StoreData:
 def read_training(folder: Path, notes: list[str]) -> TrainingData:
     """A run of `tad distill` or `tad pretrain`: its log, and its record where it has one."""
     log = list(read_lines(folder / LOG)) if (folder / LOG).is_file() else []
-    record = read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    record = read_record(folder)
     last = dict((record.get("calls") or [{}])[-1])
     if not record:
         notes.append(f"{folder}: has a log and no {RECORD}; the run is under way or was killed")
@@ -361,7 +361,7 @@ def read_training(folder: Path, notes: list[str]) -> TrainingData:
 
 
 def _origin_of(folder: Path) -> Origin:
-    record = read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    record = read_record(folder)
     return _read_origin(dict((record.get("calls") or [{}])[-1]))
 
 
@@ -369,13 +369,3 @@ def _read_origin(call: dict[str, Any]) -> Origin:
     return Origin(
         call.get("device"), call.get("commit"), call.get("time"), call.get("versions", {}).get("tad")
     )
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise TadError(f"{path}: is not valid JSON") from None
-    if not isinstance(value, dict):
-        raise TadError(f"{path}: should hold a JSON object")
-    return value

@@ -16,7 +16,6 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
@@ -28,13 +27,13 @@ from tad.evaluation.study.pool import ModelPool, fill_store, find_result
 from tad.evaluation.study.recipe import RunRecipe
 from tad.evaluation.sweep import FIRST, Setting
 from tad.evaluation.tables import write_table
-from tad.files import create_folder, write_json, writing
+from tad.files import create_folder, writing
 from tad.training.recipe import DistillRecipe
-from tad.training.record import RECORD, describe_machine
-from tad.trajectories.measure import WINDOW, explain_windows, measure_window, read_report, show_decay
+from tad.training.record import RECORD, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
+from tad.trajectories.window import WINDOW, explain_windows, measure_window, read_report, show_decay
 
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
@@ -62,7 +61,7 @@ class Chain:
         create_folder(self.out)
         with writing(self.out):
             self._check_window()
-            self._record()
+            write_record(self.out, self.recipe.model_dump(mode="json"))
             try:
                 for name in STAGES:
                     if name in stages:
@@ -215,25 +214,16 @@ class Chain:
 
     def _check_window(self) -> None:
         """Refuse to pass over a window that was measured with other settings."""
-        path = self.out / RECORD
-        if not (self.store / WINDOW).is_file() or not path.is_file():
+        record = read_record(self.out)
+        if not (self.store / WINDOW).is_file() or not record:
             return
-        before = json.loads(path.read_text(encoding="utf-8"))["recipe"]["window"]
+        before = record["recipe"]["window"]
         for field, value in self.recipe.window.model_dump(mode="json", exclude={"batch_size"}).items():
             if before.get(field) != value:
                 raise TadError(
                     f"{self.store / WINDOW}: was measured with window.{field}={before.get(field)!r}, the recipe now says "
                     f"{value!r}; use another --out directory"
                 )
-
-    def _record(self) -> None:
-        path = self.out / RECORD
-        record: dict[str, Any] = (
-            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"calls": []}
-        )
-        record["recipe"] = self.recipe.model_dump(mode="json")
-        record["calls"].append(describe_machine())
-        write_json(path, record)
 
 
 def run_chain(recipe: RunRecipe, out: str | Path, listener: Listener | None = None) -> bool:
@@ -262,13 +252,15 @@ def describe_log(out: Path) -> str:
 
 def _check_finished(out: Path, recipe: DistillRecipe) -> None:
     """A student that was trained with another recipe is not this one."""
-    path = out / RECORD
-    if not path.is_file():
+    record = read_record(out)
+    if not record:
         raise TadError(
             f"{out}: holds an adapter without {RECORD}; use another --out, or list it under 'adapters'"
         )
-    values = json.loads(path.read_text(encoding="utf-8"))["recipe"]
-    before, now = DistillRecipe.model_validate(values).content_hash_fields(), recipe.content_hash_fields()
+    before, now = (
+        DistillRecipe.model_validate(record["recipe"]).content_hash_fields(),
+        recipe.content_hash_fields(),
+    )
     for field in before:
         if before[field] != now.get(field):
             raise TadError(

@@ -32,8 +32,8 @@ from tad.evaluation.study.recipe import StudyRecipe
 from tad.evaluation.tables import write_table
 from tad.files import claiming, create_folder, waiting, write_json, write_whole
 from tad.training.record import describe_machine
-from tad.trajectories.measure import WINDOW, explain_windows, measure_window
 from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.window import WINDOW, explain_windows, measure_window
 
 _DECODED = (DONE, UNGRADED)
 _PAUSE = 1.0  # seconds between looks at what other processes are doing

@@ -172,14 +172,9 @@ class Objective(ABC):
         """Views as one batch."""
         return collate(views, self.logit_shift, self.mask_token)
 
-    def forward_tokens(self, batch: Batch) -> dict[str, int]:
-        """Tokens each model is fed for a batch: what it costs. `base` is the extra forward of `needs_base`."""
-        fed = {"student": batch.student.tokens}
-        if self.needs_teacher and batch.teacher is not None:
-            fed["teacher"] = batch.teacher.tokens
-        if self.needs_base:
-            fed["base"] = batch.student.tokens
-        return fed
+    def tokens_fed(self, batch: Batch) -> int:
+        """Tokens that all models together are fed for a batch: what it costs."""
+        return batch.tokens + (batch.student.tokens if self.needs_base else 0)
 
 
 def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
