@@ -12,23 +12,29 @@ row and step. Random weights never end a row, so stopping shows only with a real
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from machine import measure_product_rate, synchronise
+from machine import (
+    describe,
+    describe_machine,
+    measure_product_rate,
+    random_lm,
+    random_prompts,
+    save_json,
+    synchronise,
+    write_markdown,
+)
 from tad.decoding import GraphEngine
-from tad.models import LM, SpecialTokens, load
-from tad.models.shapes import SHAPES, build, family_of_config, forward_cost, shape_config
-from tad.trajectories.collect import agreement
-from tad.trajectories.rollout import RolloutConfig, roll_out
+from tad.models import LM, load
+from tad.models.shapes import SHAPES, forward_cost
+from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
 
 BLOCK = 32
 
@@ -49,23 +55,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    lm, prompts = from_checkpoint(options) if options.model else from_shape(options, device)
+    if options.model:
+        lm, prompts = from_checkpoint(options)
+    else:
+        lm = random_lm(options.shape, device)
+        rows = max(options.batch, options.cached_batch)
+        prompts = random_prompts(lm, rows, options.inputs - options.length)
     report = measure(lm, prompts, options, device)
     print(as_markdown(report))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    save_json(options.out, report)
     return 0
-
-
-def from_shape(options: argparse.Namespace, device: torch.device) -> tuple[LM, list[list[int]]]:
-    config = shape_config(options.shape)
-    model = build(config, device, torch.bfloat16)
-    tokens = SpecialTokens(mask=config.mask_token_id, eos=config.eos_token_id, pad=config.pad_token_id)
-    generator = torch.Generator().manual_seed(0)
-    size = (max(options.batch, options.cached_batch), options.inputs - options.length)
-    prompts = torch.randint(0, 100_000, size, generator=generator).tolist()
-    return LM(model, family_of_config(config), tokens, source=options.shape), prompts
 
 
 def from_checkpoint(options: argparse.Namespace) -> tuple[LM, list[list[int]]]:
@@ -143,11 +142,7 @@ def measure(
     exact_share = flops / (rows["exact"]["ms_per_row_and_step"] * 1e-3) / peak if peak else None
     return {
         "model": options.model or options.shape,
-        "device": torch.cuda.get_device_name()
-        if device.type == "cuda"
-        else f"cpu, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "machine": {**describe_machine(device), "threads": torch.get_num_threads()},
         "mean_inputs": mean_inputs,
         "length": length,
         "matmul_flops": peak,
@@ -181,23 +176,35 @@ def race(
     return results, first, best
 
 
+def agreement(exact: Sequence[Rollout], other: Sequence[Rollout]) -> dict[str, float]:
+    """How far other rollouts follow exact ones: shares of equal final tokens, equal steps, and identical trajectories."""
+    positions = same_token = same_step = same = 0
+    for a, b in zip(exact, other, strict=True):
+        real = [i for i, step in enumerate(a.reveal) if step <= a.n_real]
+        positions += len(real)
+        same_token += sum(a.tokens[i] == b.tokens[i] for i in real)
+        same_step += sum(a.reveal[i] == b.reveal[i] for i in real)
+        same += a.tokens == b.tokens and a.reveal == b.reveal
+    return {
+        "tokens": same_token / positions,
+        "steps": same_step / positions,
+        "trajectories": same / len(exact),
+        "count": len(exact),
+    }
+
+
 def as_markdown(report: dict[str, Any]) -> str:
-    head = f"{report['model']}, {report['mean_inputs']:.0f} input tokens, {report['length']} steps, {report['device']}"
-    lines = [
-        head,
-        "",
-        "| way | batch | ms per row and step | times faster | same tokens / steps as exact |",
-        "|---|---|---|---|---|",
-    ]
+    head = f"{report['model']}, {report['mean_inputs']:.0f} input tokens, {report['length']} steps, {describe(report)}"
+    if report["exact_share_of_roofline"]:
+        head += f"; exact: {100 * report['exact_share_of_roofline']:.0f} % of the measured matrix rate"
+    rows = []
     for name, row in report["rows"].items():
         same = row.get("agreement")
         close = f"{same['tokens']:.3f} / {same['steps']:.3f}" if same else ""
-        lines.append(
-            f"| {name} | {row['batch']} | {row['ms_per_row_and_step']:.2f} | {row['times_faster']:.2f} | {close} |"
-        )
-    if report["exact_share_of_roofline"]:
-        lines.append(f"\nexact: {100 * report['exact_share_of_roofline']:.0f} % of the measured matrix rate")
-    return "\n".join(lines)
+        numbers = (f"{row['ms_per_row_and_step']:.2f}", f"{row['times_faster']:.2f}")
+        rows.append([name, str(row["batch"]), *numbers, close])
+    columns = ("way", "batch", "ms per row and step", "times faster", "same tokens / steps as exact")
+    return write_markdown(head, columns, rows)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from machine import describe_machine, free_memory, measure_kernels, print_kernels, synchronise
-from tad.models import LLADA, AttentionMask, LLaDAConfig, MaskedDiffusionModel
+from machine import (
+    describe,
+    describe_machine,
+    free_memory,
+    measure_kernels,
+    print_kernels,
+    save_json,
+    synchronise,
+    tiny_config,
+    write_markdown,
+)
+from tad.models import LLADA, AttentionMask, MaskedDiffusionModel
 from tad.models.lora import attach
 from tad.models.shapes import build, forward_cost, shape_config
 from tad.training.fp8_base import quantize_base, restore_base
@@ -133,9 +143,7 @@ def main() -> int:
         results["variants"].append(row)
         brief = {key: value for key, value in row.items() if key != "kernels"}
         print(json.dumps(brief), flush=True)  # a run that is cut short has these
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "distill.json").write_text(json.dumps(results, indent=2) + "\n")
+        save_json(options.out and options.out / "distill.json", results)
     print(as_markdown(results))
     return 0
 
@@ -145,7 +153,7 @@ class Bench:
 
     def __init__(self, device: torch.device, sizes: Sizes, options: argparse.Namespace) -> None:
         self.device, self.sizes, self.options = device, sizes, options
-        self.config = tiny_config() if options.tiny else shape_config("llada-8b")
+        self.config = tiny_config("llada-8b") if options.tiny else shape_config("llada-8b")
         self.dtype = torch.float32 if options.tiny else torch.bfloat16
         self.model = build(self.config, device, self.dtype)
         self.peft = attach(self.model, sizes.rank, dropout=options.dropout).train()
@@ -352,47 +360,40 @@ def unused_rng() -> np.random.Generator:
     return np.random.default_rng(0)  # TAD draws nothing
 
 
-def tiny_config() -> LLaDAConfig:
-    return LLaDAConfig(
-        d_model=64, n_layers=4, n_heads=4, n_kv_heads=4, mlp_hidden_size=128, vocab_size=320, embedding_size=320,
-        max_sequence_length=128, mask_token_id=316, eos_token_id=317, pad_token_id=317,
-    )  # fmt: skip
-
-
 def as_markdown(results: dict[str, Any]) -> str:
     """One line per variant; speed and memory relative to the released way where that was measured."""
-    rows = results["variants"]
-    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     sizes = results["sizes"]
-    released = next((row for row in rows if row["variant"] == "released" and "error" not in row), {})
-    lines = [
-        machine,
+    head = (
+        f"{describe(results)}\n"
         f"{sizes['sequences']} sequences, student {sizes['student']} tokens, teacher {sizes['teacher']}, "
         f"{sizes['near_tokens']:.0f} near and {sizes['distant_tokens']:.0f} distant positions, "
-        f"{sizes['adapter_parameters']:,} adapter parameters in {sizes['adapter_dtype']}",
-        "",
-        "| variant | s/step | speed-up | peak GB | of released | MFU | first step s | first loss | gradient cosine |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if "error" in row:
-            lines.append(f"| {row['variant']} | {row['error']} | | | | | | | |")
-            continue
-        cells = [
-            row["variant"],
-            f"{row['s_per_step']:.4f}",
-            f"{released['s_per_step'] / row['s_per_step']:.2f}" if released else "",
-            f"{row['peak_gb']:.1f}" if "peak_gb" in row else "",
-            f"{row['peak_gb'] / released['peak_gb']:.2f}"
-            if "peak_gb" in released and "peak_gb" in row
-            else "",
-            f"{row['mfu']:.2f}",
-            f"{row['first_step_s']:.1f}",
-            f"{row['first_loss']:.4f}",
-            f"{row['gradient_cosine']:.4f}" if "gradient_cosine" in row else "",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        f"{sizes['adapter_parameters']:,} adapter parameters in {sizes['adapter_dtype']}"
+    )
+    released = next((row for row in results["variants"] if row["variant"] == "released"), {})
+    columns = ("variant", "s/step", "speed-up", "peak GB", "of released", "MFU", "first step s", "first loss", "gradient cosine")  # fmt: skip
+    lines = []
+    for row in results["variants"]:
+        numbers = (
+            (row.get("s_per_step"), ".4f"),
+            (_ratio(released, row, "s_per_step"), ".2f"),
+            (row.get("peak_gb"), ".1f"),
+            (_ratio(row, released, "peak_gb"), ".2f"),
+            (row.get("mfu"), ".2f"),
+            (row.get("first_step_s"), ".1f"),
+            (row.get("first_loss"), ".4f"),
+            (row.get("gradient_cosine"), ".4f"),
+        )
+        cells = (
+            [row["error"], *[""] * (len(numbers) - 1)]
+            if "error" in row
+            else ["" if value is None else format(value, style) for value, style in numbers]
+        )
+        lines.append([row["variant"], *cells])
+    return write_markdown(head, columns, lines)
+
+
+def _ratio(over: dict[str, Any], under: dict[str, Any], name: str) -> float | None:
+    return over[name] / under[name] if name in over and name in under else None
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
     python bench/forward.py --out runs/forward.json            # both 8B shapes, bf16, on CUDA
     python bench/forward.py --tiny --out /tmp/forward.json     # the same code on toy shapes, on any machine
+    python bench/forward.py --model nano-llada --length 128    # a checkpoint, on any machine; --batch rows at once
 
-Weights are random: the numbers say how fast, not how well. Prints a Markdown table; `--out` gets the same as JSON.
+Weights of a shape are random: the numbers say how fast, not how well. Prints a Markdown table; `--out` gets the same as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from machine import describe_machine, free_memory, synchronise, tiny_config
-from tad.models import AttentionMask, MaskedDiffusionModel
-from tad.models.shapes import SHAPES, build, forward_cost, shape_config
+from machine import describe, describe_machine, free_memory, random_lm, save_json, synchronise, write_markdown
+from tad.models import AttentionMask, MaskedDiffusionModel, load
+from tad.models.shapes import SHAPES, forward_cost
 
 BLOCK = 32  # tokens per block of the block-causal rule
 
@@ -30,6 +30,8 @@ BLOCK = 32  # tokens per block of the block-causal rule
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["llada-8b", "dream-7b"], choices=list(SHAPES))
+    parser.add_argument("--model", help="a checkpoint instead of shapes")
+    parser.add_argument("--batch", type=int, default=1, help="rows of the plain forward")
     parser.add_argument("--length", type=int, default=384, help="tokens of the plain forward")
     parser.add_argument("--long", type=int, default=4096, help="tokens of the block-causal comparison")
     parser.add_argument("--repeats", type=int, default=20)
@@ -41,45 +43,48 @@ def main() -> int:
     parser.add_argument("--no-reference", action="store_true", help="leave out the fp32 copy (32 GB at 8B)")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     options = parser.parse_args()
-    if not options.tiny and not torch.cuda.is_available():
+    if not options.tiny and not options.model and not torch.cuda.is_available():
         print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
         return 2
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = {"machine": describe_machine(device), "options": {k: str(v) for k, v in vars(options).items()}}
-    results["shapes"] = [measure(name, device, options) for name in options.shapes]
+    names = [options.model] if options.model else options.shapes
+    results["shapes"] = [measure(name, device, options) for name in names]
     print(as_markdown(results))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=2) + "\n")
+    save_json(options.out, results)
     return 0
 
 
 def measure(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one shape."""
-    dtype = torch.float32 if options.tiny else torch.bfloat16
     length, long = (32, 64) if options.tiny else (options.length, options.long)
     free_memory(device)  # of the shape before
     began = time.perf_counter()
-    model = build(tiny_config(name) if options.tiny else shape_config(name), device, dtype)
+    lm = load(name, device=device) if options.model else random_lm(name, device, options.tiny)
+    model, dtype = lm.model, lm.dtype
     synchronise(device)
     row: dict[str, Any] = {
         "shape": f"{name}{' (tiny)' if options.tiny else ''}",
         "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "batch": options.batch,
         "length": length,
     }
     row["parameters"] = sum(weight.numel() for weight in model.parameters())
     row["build_s"] = time.perf_counter() - began
     row["weights_gb"] = sum(weight.nbytes for weight in model.parameters()) / 1e9
     ids = random_ids(model, length, device)
-    plain = timed(lambda: model(ids).logits, device, options)
+    batch = ids.expand(options.batch, -1)
+    plain = timed(lambda: model(batch).logits, device, options)
     row["eager_ms"], row["peak_gb"] = plain["ms"], plain["peak_gb"]
-    row["tflops"] = forward_cost(model.shape, length, dtype).flops / plain["ms"] / 1e9
+    row["tflops"] = options.batch * forward_cost(model.shape, length, dtype).flops / plain["ms"] / 1e9
     half = torch.arange(length // 2, length, device=device)
     row["head_at_half_ms"] = timed(lambda: model(ids, logits_at=half).logits, device, options)["ms"]
     row["cached_block_ms"] = cached_block(model, ids, device, options)
-    if not options.no_compile:
+    if not options.no_compile and not options.model:
         row.update(compare_compiled(model, ids, device, options))
-    row.update(compare_flex(model, long, device, options))
+    if not options.model:
+        row.update(compare_flex(model, long, device, options))
     return row
 
 
@@ -180,16 +185,8 @@ def as_markdown(results: dict[str, Any]) -> str:
     """One column per shape."""
     rows = results["shapes"]
     names = list(dict.fromkeys(key for row in rows for key in row))
-    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    lines = [
-        machine,
-        "",
-        "| | " + " | ".join(row["shape"] for row in rows) + " |",
-        "|---" * (len(rows) + 1) + "|",
-    ]
-    for name in names[1:]:
-        lines.append(f"| {name} | " + " | ".join(_cell(row.get(name)) for row in rows) + " |")
-    return "\n".join(lines)
+    cells = [[name, *(_cell(row.get(name)) for row in rows)] for name in names[1:]]
+    return write_markdown(describe(results), ["", *(row["shape"] for row in rows)], cells)
 
 
 def _cell(value: Any) -> str:

@@ -1,14 +1,17 @@
-"""What the benches share: the machine in words, its rates, waiting for it, its kernels, models of random weights at released shapes."""
+"""What the benches share: the machine in words, its rates, waiting for it, its kernels, models of random weights at released
+shapes, tables."""
 
 from __future__ import annotations
 
 import gc
+import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,24 @@ def describe_machine(device: torch.device) -> dict[str, str]:
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu"
     packages = {package: version(package) for package in ("torch", "transformers", "peft")}
     return {"device": name, **packages, "python": platform.python_version()}
+
+
+def describe(results: dict[str, Any]) -> str:
+    """The machine of a bench's results, in a line."""
+    return ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+
+
+def write_markdown(head: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A line and a table."""
+    lines = [list(columns), ["---"] * len(columns), *rows]
+    return "\n".join([head, "", *("| " + " | ".join(cells) + " |" for cells in lines)])
+
+
+def save_json(path: Path | None, results: dict[str, Any]) -> None:
+    """Keep a bench's results where `--out` says."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 def synchronise(device: torch.device) -> None:

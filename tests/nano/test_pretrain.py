@@ -185,11 +185,6 @@ def test_weights_of_another_shape_are_refused(run: Path, tmp_path: Path) -> None
         pretrain(recipe(f"model.start_from={run / 'model'}", "model.mlp=128"), tmp_path, quiet=True)
 
 
-def test_a_directory_with_a_run_is_not_overwritten(run: Path) -> None:
-    with pytest.raises(TadError, match="--resume"):
-        pretrain(recipe(), run, quiet=True)
-
-
 def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TadError, match="--resume"):
         pretrain(recipe(), tmp_path, resume=True, quiet=True)

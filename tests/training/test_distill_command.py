@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from tiny_store import recipe
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_store import recipe, write_world
 
 import tad
 from tad.cli import train
@@ -29,13 +27,12 @@ DISTILL = sorted(
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_world(tmp_path_factory.mktemp("world"))
-    (root / "recipe.yaml").write_text(
-        yaml.safe_dump(recipe(root).model_dump(mode="json", exclude_unset=True))
-    )
-    return root
+@pytest.fixture
+def file(world: Path, tmp_path: Path) -> str:
+    """A recipe of the tiny world."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe(world).model_dump(mode="json", exclude_unset=True)))
+    return str(path)
 
 
 def call(*words: str) -> Any:
@@ -44,8 +41,8 @@ def call(*words: str) -> Any:
     return CliRunner().invoke(app, ["distill", *words, "--quiet"])
 
 
-def test_the_command_trains_stops_and_says_how_to_go_on(world: Path, tmp_path: Path) -> None:
-    file, out = str(world / "recipe.yaml"), tmp_path / "run"
+def test_the_command_trains_stops_and_says_how_to_go_on(file: str, world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
     done = call(file, "learning.steps=3", "--out", str(out), "--stop-at", "2")
     assert done.exit_code == 0, done.output
     assert f"go on with: tad distill {file} learning.steps=3 --out {out} --resume" in done.output
@@ -55,32 +52,32 @@ def test_the_command_trains_stops_and_says_how_to_go_on(world: Path, tmp_path: P
     assert tad.load(world / "base", adapter=out / "adapter", device="cpu").peft is not None
 
 
-def test_stores_given_as_options_take_the_place_of_the_recipe_s(world: Path, tmp_path: Path) -> None:
+def test_stores_given_as_options_take_the_place_of_the_recipe_s(
+    file: str, world: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     held = str(world / "held")
-    done = call(
-        str(world / "recipe.yaml"), "learning.steps=1", "--out", str(out), "--trajectories", held, "--validation", held,
-    )  # fmt: skip
+    done = call(file, "learning.steps=1", "--out", str(out), "--trajectories", held, "--validation", held)
     assert done.exit_code == 0, done.output
     record = json.loads((out / "run.json").read_text())
     assert record["recipe"]["trajectories"] == record["recipe"]["validation"] == [held]
 
 
 def test_ctrl_c_saves_and_exits_as_shells_expect(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(lm: tad.LM, step: int) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGINT)
         return {}
 
     monkeypatch.setattr(train, "quick_evaluation", lambda recipe: interrupt)
-    done = call(str(world / "recipe.yaml"), "validate_every=1", "--out", str(tmp_path / "run"))
+    done = call(file, "validate_every=1", "--out", str(tmp_path / "run"))
     assert done.exit_code == 130
     assert "stopped after step 2 of 6; go on with: tad distill" in done.output
     assert (tmp_path / "run" / "checkpoint-2").is_dir()
 
 
-def test_quick_evaluation_decodes_and_grades(world: Path, tmp_path: Path) -> None:
+def test_quick_evaluation_decodes_and_grades(world: Path) -> None:
     asked = {"tasks": ["nano-math"], "every": 1, "limit": 2, "gen_length": 32, "settings": {"block": 32}}
     values = recipe(world, evaluation=asked)
     evaluate = train.quick_evaluation(values)
@@ -92,7 +89,7 @@ def test_quick_evaluation_decodes_and_grades(world: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", DISTILL)
-def test_bundled_recipes_name_themselves_and_their_objectives_exist(name: str, tmp_path: Path) -> None:
+def test_bundled_recipes_name_themselves_and_their_objectives_exist(name: str) -> None:
     values = load_recipe(DistillRecipe, name)
     assert values.name == name
     assert values.batch.size % values.batch.micro == 0
@@ -100,8 +97,10 @@ def test_bundled_recipes_name_themselves_and_their_objectives_exist(name: str, t
     if settings.get("window") in ("quality", "speed"):
         assert name.endswith(settings["window"])
         values = load_recipe(DistillRecipe, name, ["objective.window=5"])
-    lm: Any = type(
-        "Fake", (), {"tokens": type("T", (), {"mask": 9}), "family": DREAM if "dream" in name else LLADA}
+    lm: Any = SimpleNamespace(
+        tokens=SimpleNamespace(mask=9),
+        family=DREAM if "dream" in name else LLADA,
+        model=SimpleNamespace(shape=SimpleNamespace(blocks=None)),
     )
     objective = build_objective(values, lm)
     assert objective.logit_shift == lm.family.logit_shift

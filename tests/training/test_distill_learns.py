@@ -6,27 +6,22 @@ itself. A tiny base is trained for a few seconds, mostly with the reference in s
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_store import recipe, write_checkpoint
+from tiny_store import read_log, recipe, write_checkpoint
 
 import tad
 from tad.config import load_recipe
 from tad.training.distill import distill
 from tad.training.recipe import DistillRecipe
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe, TaskSection
 from tad.trajectories.rollout import RolloutConfig, roll_out
-from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 from tad.trajectories.workers import collect_here
+from tiny_trajectory import make_meta, make_trajectory, write_rows
 
 KEYS, LENGTH = 12, 8
 TABLE = np.random.default_rng(5).integers(40, 60, (KEYS, LENGTH))
@@ -72,29 +67,19 @@ def roll(lm: tad.LM, folder: Path, count: int, seed: int) -> Path:
         [rollout.tokens == TABLE[key].tolist() for rollout, key in zip(rollouts, keys, strict=True)]
     )
     assert right > 0.9  # with the reference in sight the teacher copies
-    meta = StoreMeta(
-        model=fingerprint_model(lm), tokenizer=fingerprint_tokenizer(lm), family=lm.family.name,
-        mask_token=lm.tokens.mask, eos_token=lm.tokens.eos, ends=list(lm.tokens.ends), gen_length=LENGTH,
-        examples=count, shards=1,
-    )  # fmt: skip
     rows = [
-        Trajectory(
-            id=f"{seed}/{i}", task="table", example=str(i), sample=0, level=None, seed=0, plain_ids=plain[i].tolist(),
-            privileged_ids=shown[i].tolist(), tokens=rollout.tokens, reveal=rollout.reveal, n_real=rollout.n_real,
-            teacher_confidence=rollout.teacher, student_confidence=rollout.student, correct=True, reason="",
-            extracted=None, reference="gold",
+        make_trajectory(
+            f"{seed}/{i}", plain_ids=plain[i].tolist(), privileged_ids=shown[i].tolist(), tokens=rollout.tokens,
+            reveal=rollout.reveal, n_real=rollout.n_real,
         )
         for i, rollout in enumerate(rollouts)
     ]  # fmt: skip
-    store = TrajectoryStore.open_or_create(folder, meta)
-    store.write(0, rows, ShardStats(count, count, count, {}, 0, 0, {}))
-    return folder
+    return write_rows(folder, rows, make_meta(lm, gen_length=LENGTH, examples=count))
 
 
 def held_out(run: Path) -> tuple[dict[str, float], dict[str, float]]:
     """The numbers before and after training."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    found = [line for line in lines if "held_out_loss" in line]
+    found = read_log(run, "held_out_loss")
     return found[0], found[-1]
 
 

@@ -13,17 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_store import write_world
+from tiny_store import read_log
 
 SCRIPT = Path(__file__).with_name("distill_process.py")
 STEADY = {"adapter": {"rank": 4, "dropout": 0.0}, "learning": {"lr": 1e-2, "steps": 1}}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_world(tmp_path_factory.mktemp("world"))
 
 
 def launch(world: Path, out: Path, processes: int = 2, **changes: Any) -> dict[str, Any]:
@@ -46,8 +39,7 @@ def alone(world: Path) -> dict[str, Any]:
 
 
 def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in read_log(run)]
 
 
 def apart(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
+from tiny_store import read_log, recipe, same_weights, write_world
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_store import recipe, write_world
 
 import tad
 from tad.errors import TadError
@@ -30,11 +25,6 @@ from tad.trajectories.fingerprint import fingerprint_model
 
 WEIGHTS = "adapter_model.safetensors"
 IDS = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_world(tmp_path_factory.mktemp("world"))
 
 
 def frozen_linear(bias: bool = True) -> nn.Linear:
@@ -187,8 +177,7 @@ def test_devices_without_fp8_are_refused(device: str, message: str, monkeypatch:
 
 
 def losses(run: Path) -> list[float]:
-    found = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in found if "loss" in line]
+    return [line["loss"] for line in read_log(run)]
 
 
 @pytest.mark.parametrize("family", [LLADA, DREAM], ids=lambda family: family.name)
@@ -213,8 +202,7 @@ def test_a_run_stopped_and_resumed_ends_bit_equal(world: Path, tmp_path: Path) -
     with pytest.raises(TadError, match=r"checkpoint-3: .*fp8_base_forward=True"):
         distill(recipe(world), tmp_path / "parts", resume=True, quiet=True)
     assert distill(values, tmp_path / "parts", resume=True, quiet=True).finished
-    left, right = (load_file(tmp_path / part / "adapter" / WEIGHTS) for part in ("whole", "parts"))
-    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert same_weights(tmp_path / "whole" / "adapter", tmp_path / "parts" / "adapter")
 
 
 def test_a_base_comes_back_plain(world: Path, tmp_path: Path) -> None:
@@ -244,16 +232,3 @@ def test_processes_do_not_send_each_other_fp8_weights(world: Path) -> None:
     small = {name for name, value in module.named_buffers() if value.dtype == torch.float8_e4m3fn}
     assert small
     assert small < ignored <= set(dict(module.named_buffers()))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"full": True}, "fp8_base_forward needs frozen weights; leave it out with full: true"),
-        ({"distributed": "fsdp"}, "leave it out with distributed: fsdp"),
-        ({"distributed": "deepspeed"}, "leave it out with distributed: deepspeed"),
-    ],
-)
-def test_what_does_not_go_with_fp8_is_refused(changes: dict[str, Any], message: str, world: Path) -> None:
-    with pytest.raises(ValidationError, match=message):
-        recipe(world, fp8_base_forward=True, **changes)

@@ -33,7 +33,7 @@ from tad.training.objectives import (
     averages,
     get_objective,
 )
-from tad.training.objectives.module import adapters_off, checkpoint_layers, head_of, plain_model
+from tad.training.objectives.module import adapters_off, head_of, plain_model
 from tad.training.states import TrajectoryArrays
 from tad.trajectories.partition import masked, partition
 
@@ -641,19 +641,6 @@ def test_a_given_teacher_stays_frozen_and_in_eval_mode() -> None:
     assert not module.teacher.training
     assert not any(p.requires_grad for p in module.teacher.parameters())
     assert module.student.training
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_recomputing_layers_changes_no_gradient(every: int) -> None:
-    objective, model = made("tad"), adapted()
-    views = views_of(objective, ROWS)
-    wanted = gradients(model, loss_of(model, objective, views).total)
-    checkpoint_layers(model, every)
-    assert [layer.gradient_checkpointing for layer in plain_model(model).layers()] == [True, every == 1]
-    found = gradients(model, loss_of(model, objective, views).total)
-    assert (found - wanted).norm() <= 1e-6 * wanted.norm()
-    checkpoint_layers(model, 0)
-    assert not any(layer.gradient_checkpointing for layer in plain_model(model).layers())
 
 
 def test_compiled_layers_keep_teacher_and_student_apart() -> None:

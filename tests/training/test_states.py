@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tad.errors import TadError
 from tad.training.batches import Split, plan_batches
 from tad.training.states import TrajectorySet, draw_items, draw_steps, read_stores
-from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
+from tiny_trajectory import make_meta, make_trajectory, write_rows
 
 
 def made(
@@ -156,31 +156,17 @@ def test_grouping_by_length_keeps_padding_under_a_tenth(size: int, micro: int, p
     assert random > 0.1
 
 
-def trajectory(name: str) -> Trajectory:
-    return Trajectory(
-        id=name, task="t", example=name, sample=0, level=None, seed=0, plain_ids=[1, 2], privileged_ids=[1, 2, 3],
-        tokens=[4, 5, 6], reveal=[2, 1, 3], n_real=2, teacher_confidence=[1.0] * 3, student_confidence=[1.0] * 3,
-        correct=True, reason="", extracted=None, reference="gold",
-    )  # fmt: skip
-
-
 def write_store(folder: Path, names: list[str], gen_length: int = 3) -> Path:
-    meta = StoreMeta(
-        model="m", tokenizer="t", family="llada", mask_token=9, eos_token=8, ends=[8], gen_length=gen_length,
-        examples=len(names), shards=1,
-    )  # fmt: skip
-    store = TrajectoryStore.open_or_create(folder, meta)
-    stats = ShardStats(len(names), len(names), len(names), {}, 0, 0, {})
-    store.write(0, [trajectory(name) for name in names], stats)
-    return folder
+    rows = [make_trajectory(name, tokens=[4, 5, 6], reveal=[2, 1, 3], n_real=2) for name in names]
+    return write_rows(folder, rows, make_meta(gen_length=gen_length, examples=len(names)))
 
 
 def test_several_stores_are_read_in_order(tmp_path: Path) -> None:
     rows = read_stores([write_store(tmp_path / "a", ["x", "y"]), write_store(tmp_path / "b", ["z"])])
-    assert rows.ids == ["x", "y", "z"]
+    assert rows.ids == ["x#0", "y#0", "z#0"]
     row = rows[2]
-    assert row.plain_ids.tolist() == [1, 2]
-    assert row.privileged_ids.tolist() == [1, 2, 3]
+    assert row.plain_ids.tolist() == [1, 2, 3]
+    assert row.privileged_ids.tolist() == [1, 9, 2, 3]
     assert (row.tokens.tolist(), row.reveal.tolist(), row.n_real) == ([4, 5, 6], [2, 1, 3], 2)
     assert rows.steps(filler=False).tolist() == [2, 2, 2]
 

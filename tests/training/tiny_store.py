@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
 import tad
 from tad.models import LLADA, Family
 from tad.training.recipe import DistillRecipe
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
-from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
+from tad.trajectories.store import Trajectory
 from tad.trajectories.window import Decay, Window, WindowReport, write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_lm import write_checkpoint
+from tiny_trajectory import make_meta, make_trajectory, write_rows
 
 LENGTH = 16
 
@@ -30,30 +33,23 @@ def write_world(root: Path, family: Family = LLADA, count: int = 24) -> Path:
 
 
 def write_store(folder: Path, lm: tad.LM, count: int, seed: int, **changes: Any) -> Path:
-    values: dict[str, Any] = {
-        "model": fingerprint_model(lm), "tokenizer": fingerprint_tokenizer(lm), "family": lm.family.name,
-        "mask_token": lm.tokens.mask, "eos_token": lm.tokens.eos, "ends": list(lm.tokens.ends),
-        "gen_length": LENGTH, "examples": count, "shards": 1, **changes,
-    }  # fmt: skip
-    store = TrajectoryStore.open_or_create(folder, StoreMeta(**values))
     draws = np.random.default_rng(seed)
-    rows = [_trajectory(f"made-{seed}/{i}#0", lm.tokens.eos, draws) for i in range(count)]
-    store.write(0, rows, ShardStats(count, count, count, {}, 0, 0, {}))
-    return folder
+    rows = [_trajectory(f"made-{seed}/{i}", lm.tokens.eos, draws) for i in range(count)]
+    return write_rows(folder, rows, make_meta(lm, gen_length=LENGTH, examples=count, **changes))
 
 
 def _trajectory(name: str, eos: int, draws: np.random.Generator) -> Trajectory:
     """Answers in few letters, so that something can be learned; revealed in any order, then filler."""
     real = int(draws.integers(6, LENGTH))
     plain = draws.integers(0, 250, draws.integers(5, 20)).tolist()
-    return Trajectory(
-        id=name, task="made", example=name, sample=0, level=None, seed=0, plain_ids=plain,
+    return make_trajectory(
+        name,
+        plain_ids=plain,
         privileged_ids=[*plain, *draws.integers(0, 250, draws.integers(3, 9)).tolist()],
         tokens=[*draws.integers(0, 20, real).tolist(), *[eos] * (LENGTH - real)],
-        reveal=[*(draws.permutation(real) + 1).tolist(), *range(real + 1, LENGTH + 1)], n_real=real,
-        teacher_confidence=[1.0] * LENGTH, student_confidence=[1.0] * LENGTH, correct=True, reason="",
-        extracted=None, reference="gold",
-    )  # fmt: skip
+        reveal=[*(draws.permutation(real) + 1).tolist(), *range(real + 1, LENGTH + 1)],
+        n_real=real,
+    )
 
 
 def write_window(folder: Path, name: str, window: int) -> None:
@@ -74,3 +70,25 @@ def recipe(root: Path, **changes: Any) -> DistillRecipe:
     if values.get("full"):
         values.pop("adapter")
     return DistillRecipe.model_validate(values)
+
+
+def read_log(run: Path, key: str = "loss") -> list[dict[str, Any]]:
+    """The lines of a run's log that have a key."""
+    found = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line for line in found if key in line]
+
+
+def same_weights(left: Path, right: Path, name: str = "adapter_model.safetensors") -> bool:
+    """Whether two directories hold the same weights, bit for bit."""
+    return bit_equal(load_file(left / name), load_file(right / name))
+
+
+def bit_equal(left: Any, right: Any) -> bool:
+    """Of nested checkpoints."""
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(bit_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(bit_equal(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)

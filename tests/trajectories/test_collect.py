@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import DREAM, LLADA, load

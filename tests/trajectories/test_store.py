@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,36 +15,21 @@ from hypothesis import strategies as st
 from tad import files
 from tad.errors import TadError
 from tad.trajectories.store import META, ShardStats, StoreMeta, Trajectory, TrajectoryStore
+from tiny_trajectory import make_meta, make_trajectory
 
 STATS = ShardStats(2, 1, 1, {"wrong": 1}, 8, 0, {"toy": [2, 1]})
 
 
 def describe(**changes: object) -> StoreMeta:
-    base = StoreMeta("m", "t", "llada", 310, 301, [301, 315], 8, 10, 3, {"order": "teacher", "seed": 0}, "0")
-    return replace(base, **changes)
-
-
-def trajectory(name: str = "toy/1", length: int = 8) -> Trajectory:
-    nan = float("nan")
-    return Trajectory(
-        id=f"{name}#0",
-        task="toy",
-        example=name,
-        sample=0,
-        level=None,
-        seed=2**62 + 1,
-        plain_ids=[1, 2, 3],
-        privileged_ids=[1, 9, 2, 3],
-        tokens=list(range(100, 100 + length)),
-        reveal=list(range(length, 0, -1)),
-        n_real=length - 1,
-        teacher_confidence=[nan] + [0.5] * (length - 1),
-        student_confidence=[nan] * length,
-        correct=True,
-        reason="equal",
-        extracted="3",
-        reference="gold",
+    return make_meta(
+        **{"examples": 10, "shards": 3, "recipe": {"order": "teacher", "seed": 0}, "code": "0", **changes}
     )
+
+
+def trajectory(name: str = "toy/1", length: int = 8, **fields: object) -> Trajectory:
+    confidence = [math.nan] + [0.5] * (length - 1)
+    plain = {"tokens": list(range(100, 100 + length)), "seed": 2**62 + 1, "teacher_confidence": confidence}
+    return make_trajectory(name, **{**plain, "student_confidence": [math.nan] * length, **fields})
 
 
 def same(a: Trajectory, b: Trajectory) -> bool:
@@ -69,12 +53,8 @@ def test_any_tokens_and_reveal_steps_survive(
 ) -> None:
     length = data.draw(st.integers(1, 64))
     ids = st.lists(st.integers(0, 2**31 - 1), min_size=length, max_size=length)
-    row = replace(
-        trajectory(length=length),
-        tokens=data.draw(ids),
-        reveal=list(data.draw(st.permutations(range(1, length + 1)))),
-        plain_ids=data.draw(ids),
-    )
+    reveal = list(data.draw(st.permutations(range(1, length + 1))))
+    row = trajectory(length=length, tokens=data.draw(ids), reveal=reveal, plain_ids=data.draw(ids))
     store = TrajectoryStore.open_or_create(tmp_path_factory.mktemp("store") / "s", describe())
     store.write(0, [row], STATS)
     assert same(next(iter(store.rows())), row)
@@ -92,8 +72,9 @@ def test_a_row_of_256_positions_takes_less_than_three_kilobytes(tmp_path: Path) 
         reveal = np.concatenate([start + 1 + random.permutation(32) for start in range(0, 256, 32)])
         question, reference = words(110), words(150)
         rows.append(
-            replace(
-                trajectory(f"toy/{i}", 256),
+            trajectory(
+                f"toy/{i}",
+                256,
                 tokens=words(256),
                 reveal=reveal.tolist(),
                 plain_ids=question,
@@ -227,14 +208,6 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     leftover.write_bytes(b"half")
     with store.writing():
         assert not leftover.exists()
-
-
-def test_nan_confidences_stay_nan(tmp_path: Path) -> None:
-    store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
-    store.write(0, [trajectory()], STATS)
-    row = next(iter(store.rows()))
-    assert math.isnan(row.teacher_confidence[0])
-    assert row.teacher_confidence[1] == 0.5
 
 
 def test_a_shard_added_while_another_process_looks_for_missing_ones_stays(

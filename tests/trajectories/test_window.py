@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,35 +29,20 @@ from tad.trajectories.window import (
     read_window,
     write_report,
 )
+from tiny_trajectory import make_trajectory
 
 LENGTH = 16
 
 
 def trajectories(lm: LM, plain: list[list[int]]) -> list[Trajectory]:
-    rows = []
-    for i, rollout in enumerate(roll_out(lm, plain, plain, LENGTH, RolloutConfig(block=8))):
-        rows.append(
-            Trajectory(
-                f"t{i}#0",
-                "toy",
-                f"t{i}",
-                0,
-                None,
-                0,
-                plain[i],
-                plain[i],
-                rollout.tokens,
-                rollout.reveal,
-                rollout.n_real,
-                rollout.teacher,
-                rollout.student,
-                True,
-                "",
-                None,
-                "gold",
-            )
+    rollouts = roll_out(lm, plain, plain, LENGTH, RolloutConfig(block=8))
+    return [
+        make_trajectory(
+            f"t{i}", plain_ids=plain[i], tokens=row.tokens, reveal=row.reveal, n_real=row.n_real,
+            teacher_confidence=row.teacher,
         )
-    return rows
+        for i, row in enumerate(rollouts)
+    ]  # fmt: skip
 
 
 def test_measured_decay_is_the_mean_of_single_forwards(lm: LM, plain: list[list[int]]) -> None:
@@ -138,7 +122,6 @@ def test_recipes_read_numbers_and_measured_windows(tmp_path: Path) -> None:
 
 
 def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tad.models import load
     from tad.trajectories.store import TrajectoryStore
     from tiny_lm import write_checkpoint

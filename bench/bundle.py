@@ -1,0 +1,220 @@
+"""Model cards from what was measured, and the students of a study put into the package.
+
+    python bench/bundle.py base EVAL STORE RUN MODEL                             # README.md of a base trained with `tad pretrain`
+    python bench/bundle.py students study-nano-llada runs/study [--seed 0]       # src/tad/bundled/BASE-quality and BASE-speed
+
+EVAL is a run of `tad eval` (one token per forward), STORE one of `tad collect keep=all` with its window measured: accuracy without
+and with the reference. Rollouts of programs that were collected without a sandbox (`graded: false`) are graded here. The
+numbers of a student's card are the study's: all seeds, test problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tad.config import load_recipe
+from tad.errors import TadError
+from tad.evaluation.analysis import ResultTable
+from tad.evaluation.results import Results
+from tad.evaluation.study import Study, StudyRecipe
+from tad.evaluation.study.pool import find_result
+from tad.evaluation.tables import as_markdown
+from tad.models import load
+from tad.models.checkpoint import BUNDLED
+from tad.models.lora import CONFIG, WEIGHTS
+from tad.tasks import Score, get_task
+from tad.training.record import RECORD, read_record
+from tad.training.trainer import LOG
+from tad.trajectories.store import Trajectory, TrajectoryStore
+from tad.trajectories.window import read_report
+
+DECAY_AT = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
+LEVELS = ("1", "2", "3", "4", "5")
+NAMES = {"tad-quality": "quality", "tad-speed": "speed"}
+# What a record says of the machine's folders is of no use elsewhere.
+_DROPPED = ("argv", "threads")
+
+
+def base_card(run: Path, store: Path, training: Path, model: Path) -> str:
+    """README.md of a base: its training from the record, its accuracy and its confidence decay."""
+    results, record = Results.open(run), read_record(training)
+    recipe, last = record["recipe"], record["calls"][-1]
+    shape, data, asked = recipe["model"], recipe["data"], results.meta.tasks[0]
+    log = [json.loads(line) for line in (training / LOG).read_text(encoding="utf-8").splitlines()]
+    mix = ", ".join(f"{name} {weight}" for name, weight in data["families"].items())
+    decay = read_report(store).decay.mean
+    shown = [d for d in DECAY_AT if d <= len(decay)]
+    return f"""---
+license: apache-2.0
+library_name: transformers
+tags: [diffusion-language-model, {shape["family"]}]
+---
+# {recipe["name"]}
+
+A masked-diffusion language model of {last["parameters"] / 1e6:.1f}M parameters in the layout of the released
+{shape["family"].capitalize()} checkpoints ({shape["layers"]} layers, width {shape["width"]}, {shape["heads"]} heads), trained from
+scratch on the nano world: generated word problems, symbolic maths and Python functions. It exists to study decoding and
+distillation where answers can be graded exactly; it knows nothing else.
+
+    import tad
+    lm = tad.load("{model.name}")
+
+## Training
+- Data: {data["examples"]:,} distinct examples of the training split ({mix}), {data["privileged"]:.0%} of the prompts with the
+  reference; test problems differ from all of them in content, not only in wording.
+- {last["steps"]:,} steps of {recipe["optimization"]["tokens_per_step"]:,} tokens ({last["tokens"] / 1e9:.2f}B tokens), {sum(call["minutes"] for call in record["calls"]):.1f} minutes on {last["device"]},
+  last logged loss {log[-1]["loss"]:.4f}, seed {recipe["seed"]}, commit {last["commit"]}.
+- Again with: `tad pretrain pretrain-{recipe["name"]}`
+
+## Accuracy
+One token per forward (highest confidence, blocks of 32), {results.meta.gen_length} positions, temperature 0, percent ± standard error, on
+{asked["examples"]:,} problems per family of the {asked["split"]} split. "with reference" has the terse reference solution in the prompt.
+
+{accuracy_table(results, rollouts(store, model))}
+
+## Confidence decay
+Mean probability that the model, without the reference, gives to the token of its own privileged rollout, by steps until that
+token is revealed:
+
+| steps | {" | ".join(map(str, shown))} |
+|---|{"---|" * len(shown)}
+| confidence | {" | ".join(f"{decay[d - 1]:.2f}" for d in shown)} |
+"""
+
+
+def rollouts(folder: Path, model: Path) -> list[Trajectory]:
+    """The rows of a store, all of them with verdicts."""
+    rows = list(TrajectoryStore.open(folder).rows())
+    ungraded = [row for row in rows if row.correct is None]
+    if not ungraded:
+        return rows
+    lm, verdicts = load(model, device="cpu"), {}
+    for name in {row.task for row in ungraded}:
+        task: Any = get_task(name)
+        mine = [row for row in ungraded if row.task == name]
+        pairs = []
+        for row in mine:
+            _, split, index = row.example.rsplit("/", 2)
+            ends = [place for place, token in enumerate(row.tokens) if token in lm.tokens.ends]
+            answer = row.tokens[: ends[0]] if ends else row.tokens
+            pairs.append((task.example(split, int(index)), lm.decode(answer)))
+        for row, verdict in zip(mine, task.grade_many(pairs), strict=True):
+            verdicts[row.id] = verdict.correct
+    return [replace(row, correct=verdicts.get(row.id, row.correct)) for row in rows]
+
+
+def accuracy_table(results: Results, rollouts: list[Trajectory]) -> str:
+    """Markdown: a row per family, plain and with the reference, by level."""
+    found: dict[tuple[str, str, str | None], list[bool]] = defaultdict(list)
+    for prompt, rows in (("plain", results.rows()), ("with reference", rollouts)):
+        for row in rows:
+            for task, level in ((row.task, row.level), (row.task, "all"), ("all", "all")):
+                found[task, prompt, level].append(bool(row.correct))
+    lines = ["| family | prompt | " + " | ".join(f"level {level}" for level in LEVELS) + " | all |"]
+    lines.append("|---" * (len(LEVELS) + 3) + "|")
+    for task in (*(entry["name"] for entry in results.meta.tasks), "all"):
+        for prompt in ("plain", "with reference"):
+            cells = []
+            for level in (*LEVELS, "all"):
+                verdicts = found.get((task, prompt, level), [])
+                score = Score(len(verdicts), sum(verdicts))
+                cells.append(
+                    f"{100 * score.accuracy:.1f} ± {100 * score.standard_error:.1f}" if verdicts else ""
+                )
+            lines.append(f"| {task} | {prompt} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def bundle_students(study: Study, seed: int) -> None:
+    """Both students of one training seed: the adapter in bf16, as it was measured, its record and its card."""
+    table = study.tables()[0]
+    for method, name in NAMES.items():
+        cell = next(
+            cell
+            for _, found, number, get in study.cells()
+            if found == method and number == seed and (cell := get()) is not None and cell.trial is None
+        )
+        folder = study.student_folder(cell)
+        result = find_result(folder) if folder is not None else None
+        if folder is None or result is None:
+            raise TadError(f"{method}: seed {seed} has no adapter in {study.out}; pack it with --keep")
+        dest = BUNDLED / f"{study.recipe.model}-{name}"
+        shutil.rmtree(dest, ignore_errors=True)
+        dest.mkdir()
+        shutil.copy(result / CONFIG, dest / CONFIG)
+        weights = {key: value.to(torch.bfloat16) for key, value in load_file(result / WEIGHTS).items()}
+        save_file(weights, dest / WEIGHTS, {"format": "pt"})
+        (dest / WEIGHTS).chmod(0o644)
+        record = clean(read_record(folder))
+        (dest / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        (dest / "README.md").write_text(student_card(study, table, method, record), encoding="utf-8")
+        print(f"{dest}: {sum(path.stat().st_size for path in dest.iterdir()) / 1e6:.2f} MB")
+
+
+def clean(record: dict[str, Any]) -> dict[str, Any]:
+    """Without the folders of the machine where it was made."""
+    for call in record["calls"]:
+        for key in _DROPPED:
+            call.pop(key, None)
+        for store in call["stores"]:
+            store["folder"] = Path(store["folder"]).name
+    record["recipe"]["trajectories"] = [Path(path).name for path in record["recipe"]["trajectories"]]
+    return record
+
+
+def student_card(study: Study, table: ResultTable, method: str, record: dict[str, Any]) -> str:
+    base, name, call = study.recipe.model, NAMES[method], record["calls"][-1]
+    learning = record["recipe"]["learning"]
+    wanted = (study.recipe.base, study.recipe.baseline, "base-tad", method)
+    shown = replace(table, title="Measured", rows=[row for row in table.rows if row.method in wanted])
+    return f"""---
+license: apache-2.0
+library_name: peft
+base_model: {base}
+tags: [diffusion-language-model, lora]
+---
+# {base}-{name}
+
+The {name.capitalize()} student of [{base}](../{base}): a LoRA adapter of rank {record["recipe"]["adapter"]["rank"]} on all seven projections, stored in bf16.
+
+    import tad
+    lm = tad.load("{base}", adapter="{base}-{name}")
+
+## Training
+TAD on {call["trajectories"]:,} privileged trajectories, window {call["objective"]["window"]} ({name}, measured), lambda {call["objective"]["lambda_"]:g}, {record["recipe"]["states"]} states per trajectory and
+epoch, {call["steps"]} steps of {record["recipe"]["batch"]["size"]} states, rate {learning["lr"]:g} (of two tried on validation problems), seed {record["recipe"]["seed"]}, {call["minutes"]:.1f} minutes on one {call["device"]}
+that other jobs shared. `tad distill {base}-{name}` is the recipe, `run.json` the record.
+
+{as_markdown(shown).replace("### ", "## ", 1)}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    base = verbs.add_parser("base")
+    for name in ("eval", "store", "run", "model"):
+        base.add_argument(name, type=Path)
+    students = verbs.add_parser("students")
+    students.add_argument("recipe")
+    students.add_argument("study", type=Path, help="the directory of the study")
+    students.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.verb == "students":
+        bundle_students(Study(load_recipe(StudyRecipe, options.recipe), options.study), options.seed)
+    else:
+        card = base_card(options.eval, options.store, options.run, options.model)
+        (options.model / "README.md").write_text(card, encoding="utf-8")
+        print(card)
+
+
+if __name__ == "__main__":
+    main()
