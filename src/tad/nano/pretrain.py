@@ -6,7 +6,6 @@ The objective is `sft`, the trainer is that of distillation; what is added is th
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from tad.nano.optimizer import MuonAdam, RatePlan
 from tad.nano.recipe import PretrainRecipe
 from tad.nano.stream import StreamSpec, TokenStream
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
-from tad.training.checkpoints import POSITION, open_run
+from tad.training.checkpoints import POSITION, open_run, replacing
 from tad.training.objectives import Batch, LossModule, Sft
 from tad.training.record import write_record
 from tad.training.trainer import LossTrainer, RunSpec, base_arguments
@@ -243,13 +242,9 @@ def build_objective(family: Family, recipe: PretrainRecipe) -> Sft:
 
 def export(model: MaskedDiffusionModel, family: Family, directory: Path, recipe: PretrainRecipe) -> None:
     """Write the released layout: config.json, bf16 safetensors, tokenizer files; whole or not at all."""
-    staging = directory.with_name(f".{directory.name}")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
     state = {name: value.detach().to("cpu", torch.bfloat16) for name, value in model.state_dict().items()}
     saved = family.model_class(model_config(recipe)).to(torch.bfloat16)
     saved.load_state_dict(state)
-    saved.save_pretrained(staging, max_shard_size=recipe.shard)
-    save_tokenizer(family, staging, recipe.model.context)
-    shutil.rmtree(directory, ignore_errors=True)
-    staging.rename(directory)
+    with replacing(directory) as folder:
+        saved.save_pretrained(folder, max_shard_size=recipe.shard)
+        save_tokenizer(family, folder, recipe.model.context)

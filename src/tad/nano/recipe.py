@@ -60,7 +60,7 @@ class DataSection(Recipe):
     examples: Positive
     """Distinct examples; after these the run starts over, in another order."""
     widths: list[Positive]
-    """TrajectoryArrays lengths in tokens, ascending. A row is prompt, answer, and end tokens to the full width."""
+    """Row lengths in tokens, ascending. A row is prompt, answer, and end tokens to the full width."""
     room: Positive = 96
     """Half of the rows get at least this much space for the answer, as decoding will give them."""
     chunk: Positive = 32768

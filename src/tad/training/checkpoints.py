@@ -91,6 +91,17 @@ def open_run(
         yield checkpoint
 
 
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A folder to write a run's result in; it gets its name when it is whole."""
+    staging = folder.with_name(f".{folder.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    yield staging
+    shutil.rmtree(folder, ignore_errors=True)
+    staging.rename(folder)
+
+
 def prune(run: Path, keep: int) -> None:
     """Remove all but the newest checkpoints."""
     for old in checkpoints(run)[:-keep]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tad.errors import TadError
 from tad.models import LM, load
 from tad.models.checkpoint import locate, read_json
 from tad.training.batches import MicroBatches, RangeSampler, Split
-from tad.training.checkpoints import POSITION, check_position, open_run
+from tad.training.checkpoints import POSITION, check_position, open_run, replacing
 from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base
 from tad.training.held_out import HeldOut
 from tad.training.objectives import LossModule, Objective, check_settings, get_objective
@@ -302,14 +301,11 @@ def write_result(trainer: LossTrainer, recipe: DistillRecipe, out: Path) -> Path
     path = out / (MODEL if recipe.full else ADAPTER)
     state = gather_weights(trainer.accelerator.unwrap_model(trainer.model).student)
     if trainer.args.should_save:
-        staging = path.with_name(f".{path.name}")
-        shutil.rmtree(staging, ignore_errors=True)
-        if recipe.full:
-            save_model(state, staging, locate(recipe.model))
-        else:
-            save_weights(state, staging, trainer.spec.adapter)
-        shutil.rmtree(path, ignore_errors=True)
-        staging.rename(path)
+        with replacing(path) as folder:
+            if recipe.full:
+                save_model(state, folder, locate(recipe.model))
+            else:
+                save_weights(state, folder, trainer.spec.adapter)
     return path
 
 

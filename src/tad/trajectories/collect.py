@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -63,15 +63,7 @@ class Collector:
         if recipe.reference == "majority" and not recipe.privileged:
             raise TadError("reference 'majority' is shown to a privileged teacher; set privileged: true")
         self.lm, self.recipe, self.student = lm, recipe, student
-        self.config = RolloutConfig(
-            order=recipe.order,
-            tokens=recipe.tokens,
-            block=recipe.block,
-            temperature=recipe.temperature,
-            floor=recipe.floor,
-            stop_at_end=recipe.stop_at_end,
-            cache=recipe.cache,
-        )
+        self.config = RolloutConfig(**{f.name: getattr(recipe, f.name) for f in fields(RolloutConfig)})
         self.config.check(recipe.gen_length)
         if recipe.compile and not self.config.one_forward:
             raise TadError("compile works with the teacher's tokens in an order that asks no student")

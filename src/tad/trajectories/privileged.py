@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tad.errors import TadError
 from tad.models import LM
-from tad.tasks import Example, Task
+from tad.tasks import Example, Prompt, Task
 from tad.tasks.privileged import EXPLAIN, privileged_prompt
 
 FORMS = ("rollout", "system")
@@ -19,8 +19,7 @@ def plain_ids(lm: LM, task: Task, example: Example, template: str = "tad") -> li
     prompt = task.prompt(example, template)
     if prompt.raw:
         return lm.encode_text(prompt.text + prompt.prefix)
-    chat = [{"role": message.role, "content": message.content} for message in prompt.messages]
-    return lm.encode(chat, prompt.prefix)
+    return lm.encode(_chat(prompt), prompt.prefix)
 
 
 def privileged_ids(
@@ -34,9 +33,12 @@ def privileged_ids(
         )
     if form == "rollout":
         shown = privileged_prompt(example.question, reference, task.instruction or EXPLAIN)
-        messages = shown.messages
-        return lm.encode([{"role": m.role, "content": m.content} for m in messages], prompt.prefix)
+        return lm.encode(_chat(shown), prompt.prefix)
     if form == "system":
-        chat = [{"role": message.role, "content": message.content} for message in prompt.messages]
-        return lm.encode([lm.family.reference_turn(reference), *chat], prompt.prefix)
+        return lm.encode([lm.family.reference_turn(reference), *_chat(prompt)], prompt.prefix)
     raise TadError(f"prompt form '{form}' is not known; known: {', '.join(FORMS)}")
+
+
+def _chat(prompt: Prompt) -> list[dict[str, str]]:
+    """The messages without the prefix, which is encoded after them as it stands."""
+    return [{"role": message.role, "content": message.content} for message in prompt.messages]

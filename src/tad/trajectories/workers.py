@@ -6,8 +6,10 @@ their own shards into one directory; Ray's actors hand rows to the driver, which
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tad.errors import TadError
 from tad.models import LM, load
 from tad.trajectories.collect import Collector, Report, fill
 from tad.trajectories.recipe import CollectRecipe
-from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
 
 
 def collect_here(
@@ -49,9 +51,6 @@ class _RayShards:
         self.collector = Collector(lm, self.recipe, _student(self.recipe))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        import json
-        from dataclasses import asdict
-
         shards, found = [], []
         for shard in batch["id"]:
             rows, stats = self.collector.grade(self.collector.generate(int(shard)))
@@ -66,10 +65,6 @@ def collect_with_ray(recipe: CollectRecipe, out: str | Path, report: Report | No
         import ray
     except ImportError:
         raise TadError("workers 'ray' needs Ray: pip install 'tad-dllm[ray]'") from None
-    import json
-
-    from tad.trajectories.store import ShardStats, Trajectory
-
     lm = load(recipe.model, device="cpu", dtype=recipe.dtype)
     collector = Collector(lm, recipe)
     store = TrajectoryStore.open_or_create(out, collector.meta())
