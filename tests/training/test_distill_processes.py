@@ -10,32 +10,49 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import distill_process
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_store import read_log
+from tiny_store import read_log, recipe
+
+from tad.training.distill import distill
+from tad.training.trainer import LossTrainer
 
 SCRIPT = Path(__file__).with_name("distill_process.py")
-STEADY = {"adapter": {"rank": 4, "dropout": 0.0}, "learning": {"lr": 1e-2, "steps": 1}}
+STEADY: dict[str, Any] = {
+    "adapter": {"rank": 4, "dropout": 0.0},
+    "learning": {"lr": 1e-2, "steps": 1},
+    "batch": {"size": 8, "micro": 2},
+}
 
 
-def launch(world: Path, out: Path, processes: int = 2, **changes: Any) -> dict[str, Any]:
-    settings = {**STEADY, "batch": {"size": 8, "micro": 2}, **changes}
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+def launch(world: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    """A run on two processes; what the first has seen."""
+    settings = {**STEADY, **changes}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *(command if processes > 1 else []), str(SCRIPT), str(world), str(out), json.dumps(settings)],
+        [sys.executable, *command, str(SCRIPT), str(world), str(out), json.dumps(settings)],
         capture_output=True, text=True, env=environment, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     seen: dict[str, Any] = torch.load(out / "seen.pt")
-    assert seen["processes"] == processes
+    assert seen["processes"] == 2
     return seen
+
+
+def train_here(world: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    """The same run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LossTrainer, "_clip_grad_norm", distill_process.keep)
+        distill(recipe(world, **{**STEADY, **changes}), out, quiet=True)
+    return dict(distill_process.seen)
 
 
 @pytest.fixture(scope="module")
 def alone(world: Path) -> dict[str, Any]:
-    return launch(world, world / "alone", processes=1)
+    return train_here(world, world / "alone")
 
 
 def losses(run: Path) -> list[float]:
@@ -78,7 +95,7 @@ def test_a_run_on_two_processes_resumes_exactly_and_ends_as_on_one(
 ) -> None:
     if kind == "deepspeed":
         pytest.importorskip("deepspeed")
-    launch(world, tmp_path / "one", processes=1, **LONGER)
+    train_here(world, tmp_path / "one", **LONGER)
     held = {"validation": [str(world / "held")]}
     seen = launch(world, tmp_path / "whole", distributed=kind, **held, **LONGER)
     assert kind != "deepspeed" or seen["engine"] == "DeepSpeedEngine"
