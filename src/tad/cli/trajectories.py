@@ -154,7 +154,7 @@ def window(
 
 
 def _keep_better_window(folder: Path, limit: int, states: int) -> None:
-    from tad.trajectories.measure import WINDOW, read_report
+    from tad.trajectories.window import WINDOW, read_report
 
     if not (folder / WINDOW).is_file():
         return
