@@ -209,5 +209,15 @@ def tiny_llada() -> LM:
     from tad.models import LLADA, LLaDAConfig
     from tad.models.shapes import build
 
-    config = LLaDAConfig.from_sizes(32, 1, 2, 2, 48, 64, 128, mask_token_id=63, eos_token_id=62)
+    config = LLaDAConfig.from_sizes(
+        width=32,
+        layers=1,
+        heads=2,
+        kv_heads=2,
+        mlp=48,
+        vocab=64,
+        context=128,
+        mask_token_id=63,
+        eos_token_id=62,
+    )
     return LM(build(config, "cpu", torch.float32), LLADA, SpecialTokens(63, 62, 62))
