@@ -465,7 +465,7 @@ def test_unknown_decoder_or_family_is_an_error() -> None:
 
 
 def test_every_name_is_in_the_documentation() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "decoding.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "decoders.md").read_text()
     for name in (*DECODERS, *SCHEDULES, *RULES, *CACHES, "end", "block", "eager", "off"):
         assert f"`{name}`" in page, name
 

@@ -108,7 +108,7 @@ def test_decoder_gives_the_reference_ids_forwards_and_reveals(case: cases.Case) 
 
 
 def test_the_quirk_cases_are_those_that_are_not_copied() -> None:
-    """By what their notes say; docs/families.md lists them."""
+    """By what their notes say; docs/reference/families.md lists them."""
     refused = (
         "inner forwards are masked by blocks of 32",
         "first answer token of a row whose prompt ends a block",

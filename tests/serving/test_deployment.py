@@ -11,7 +11,7 @@ from tad.cli import app
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.name: path.read_text() for path in (ROOT / "deploy").iterdir()}
-GUIDE = (ROOT / "docs" / "deployment.md").read_text()
+GUIDE = (ROOT / "docs" / "guide" / "deployment.md").read_text()
 FOREIGN = {
     "--rm",
     "--restart",

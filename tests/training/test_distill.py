@@ -246,7 +246,7 @@ def test_the_log_has_a_line_per_step_with_losses_confidence_and_throughput(run: 
         assert line["lr"] == 1e-2
         assert (
             0 <= line["padding"] < 0.3
-        )  # a few rows of random lengths; docs/distill.md has the share of real ones
+        )  # a few rows of random lengths; docs/reference/distill.md has the share of real ones
         assert line["tokens_per_s"] > 0
         assert line["states_per_s"] == pytest.approx(4 * line["trajectories_per_s"])
 

@@ -1,6 +1,6 @@
 """The one analysis: outcomes of runs in; points, differences, tokens per forward at a target accuracy and AUP out.
 
-Every number of `tad run`, `tad study`, `tad points`, `tad compare`, `tad report` and the demo is made here; docs/metrics.md
+Every number of `tad run`, `tad study`, `tad points`, `tad compare`, `tad report` and the demo is made here; docs/reference/metrics.md
 has the definitions. A method is measured in several scopes: each task, the mean over tasks (the paper's Average) and all
 problems pooled. Intervals resample problems, all methods of a table together, so that differences are paired; training
 seeds are averaged within a resample, and their spread stands beside the interval. Reads no files and makes no text.

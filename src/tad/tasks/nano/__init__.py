@@ -1,7 +1,7 @@
 """The nano world: three generated families that mirror the benchmarks, small enough for models of a few million parameters.
 
 `nano-word` (word problems), `nano-math` (equations, sequences, systems), `nano-code` (Python functions). A problem is a
-function of family, split and index; the splits are disjoint by content. See docs/nano.md.
+function of family, split and index; the splits are disjoint by content. See docs/reference/nano.md.
 """
 
 from tad.tasks.nano.code import CODE, hidden_tests
