@@ -93,12 +93,9 @@ class Bench:
     def quantized(self) -> tuple[LM, GraphEngine]:
         """A model with fp8 weights, and its engine."""
         if self._quantized is None:
-            with torch.inference_mode(
-                False
-            ):  # engines fuse the weights in place, which inference tensors refuse
-                lm = random_lm(self.options.shape, self.device, self.options.tiny)
-                quantize_fp8(lm.model)
-                self._quantized = lm, self.make_engine(lm, *self.flags)
+            lm = random_lm(self.options.shape, self.device, self.options.tiny)
+            quantize_fp8(lm.model)
+            self._quantized = lm, self.make_engine(lm, *self.flags)
         return self._quantized
 
     def fp8_share(self) -> float:

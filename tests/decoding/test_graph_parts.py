@@ -76,6 +76,20 @@ def test_joint_weights_are_the_models_own_memory(family: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("made_in_inference_mode", [True, False])
+def test_the_plain_forward_works_on_joined_weights_inside_and_outside_inference_mode(
+    made_in_inference_mode: bool,
+) -> None:
+    with torch.inference_mode(made_in_inference_mode):
+        model = copy.deepcopy(tiny("dream").model)
+    ids = torch.arange(20)[None]
+    wanted = tiny("dream").model(ids).logits
+    read_weights(model)
+    for inside in (True, False):
+        with torch.inference_mode(inside), torch.no_grad():
+            assert torch.equal(model(ids).logits, wanted)
+
+
 def test_a_joined_model_saves_and_loads(tmp_path) -> None:
     model = copy.deepcopy(tiny("dream").model)
     read_weights(model)

@@ -159,11 +159,14 @@ def _joint(parts: Sequence[Tensor]) -> Tensor:
     if not _follow(parts):
         if any(part.untyped_storage().nbytes() != part.nbytes for part in parts):
             raise UnfitError("its weights are parts of larger buffers (a sharded or flattened model)")
-        joint = torch.cat([part.detach() for part in parts])
-        low = 0
-        for part in parts:
-            part.data = joint[low : low + len(part)]
-            low += len(part)
+        # A weight made in inference mode has no version counter, and stays without one when its data is replaced: data
+        # that claims one would fail at the next view of the weight. So the joint matrix is of the weights' own kind.
+        with torch.inference_mode(first.is_inference()):
+            joint = torch.cat([part.detach() for part in parts])
+            low = 0
+            for part in parts:
+                part.data = joint[low : low + len(part)]
+                low += len(part)
         return joint
     return first.detach().as_strided(shape, first.stride())
 
