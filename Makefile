@@ -13,7 +13,7 @@ TESTS   ?=
 setup: $(VENV)/.installed
 EXTRAS-installed :=
 EXTRAS-tested    := [dev,serve,eval]
-EXTRAS-all       := [dev,serve,eval,ray,long]
+EXTRAS-all       := [dev,serve,eval,ray,deepspeed,long]
 
 $(VENV)/.installed $(VENV)/.tested $(VENV)/.all: $(VENV)/.%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -49,11 +49,20 @@ def shard_on_cpus() -> None:
     module.training_arguments = as_if_on_gpus
 
 
+def communicate_by_gloo() -> None:
+    """DeepSpeed compiles an operator for processes of one machine at first use; gloo needs no compiler."""
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False
+
+
 if __name__ == "__main__":
     root, out, changes = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     resume, stop_at = changes.pop("resume", False), changes.pop("stop_at", None)
     if changes.get("distributed") == "fsdp":
         shard_on_cpus()
+    if changes.get("distributed") == "deepspeed":
+        communicate_by_gloo()
     LossTrainer._clip_grad_norm = keep  # type: ignore[method-assign]
     distill(recipe(root, **changes), out, resume=resume, stop_at=stop_at, quiet=True)
     seen["processes"] = dist.get_world_size() if dist.is_initialized() else 1
