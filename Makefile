@@ -29,6 +29,7 @@ test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" $(TESTS)
 
 test-all: $(VENV)/.all
+	-@(command -v chromium || command -v google-chrome) >/dev/null || $(BIN)/playwright install chromium
 	TAD_EXAMPLES=60 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/.tested

@@ -1,4 +1,4 @@
-"""What every test shares: patient property tests, and the rule for tests that run programs in the sandbox.
+"""What every test shares: patient property tests, a browser, and the rule for tests that run programs in the sandbox.
 
 A test that takes the fixture `sandbox` or carries the mark `sandbox` needs bubblewrap. Where bubblewrap is missing or does
 not work it is skipped, and the run says so at its end. For all other tests bubblewrap is hidden, so that a test
@@ -7,8 +7,12 @@ which lacks its mark fails on every machine, not only on the bare one.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -36,6 +40,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         except TadError as error:
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"{NEEDS_SANDBOX}: {error}"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium: the one in TAD_CHROMIUM or on the path, else Playwright's own (`playwright install chromium`)."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (extra `long`)")
+    here = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    path = os.environ.get("TAD_CHROMIUM") or next(filter(None, here), None)
+    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
+    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", *quiet]
+    with api.sync_playwright() as playwright:
+        try:
+            found = playwright.chromium.launch(executable_path=path, args=flags)
+        except api.Error:
+            pytest.skip("needs Chromium on the path, in TAD_CHROMIUM or from `playwright install chromium`")
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="session")

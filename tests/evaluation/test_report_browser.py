@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +11,7 @@ import report_world as made
 from tad.evaluation.report import write_report
 
 pytestmark = pytest.mark.slow
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs a Chromium: install one, or set CHROMIUM to its path")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=path, args=FLAGS.split())
-        yield found
-        found.close()
+expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright (extra `long`)").expect
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +71,7 @@ def test_the_replay_steps_plays_and_jumps(browser: Any, page_file: Path) -> None
     replay.focus()
     page.keyboard.press(" ")
     assert page.locator('[data-do="play"]').inner_text() == "Pause"
-    playwright.expect(page.locator('[data-do="play"]')).to_have_text("Play", timeout=20_000)
+    expect(page.locator('[data-do="play"]')).to_have_text("Play", timeout=20_000)
     assert masked.count() == 0
     page.locator('[data-do="scene"]').select_option("1")
     assert page.locator(".scene:not([hidden]) .which b").inner_text().startswith("nano-math")

@@ -1,14 +1,9 @@
-"""The playground in a real browser, against a real server. Every test also fails on a console message or an outside request.
-
-Needs playwright and a chromium on the path (or in TAD_CHROMIUM).
-"""
+"""The playground in a real browser, against a real server. Every test also fails on a console message or an outside request."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,28 +21,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = os.environ.get("TAD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path, nor in TAD_CHROMIUM"),
-]
+pytestmark = pytest.mark.slow
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run"]  # fmt: skip
 LENGTH = 64
 QUESTION = (
     "Mia has 34 shells. Then she collects until she has 3 times as many. How many shells does Mia have now?"
 )
 expect = sync_api.expect
 expect.set_options(timeout=60_000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
