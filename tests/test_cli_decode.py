@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -314,6 +315,21 @@ def test_colours_differ_from_step_to_step_and_grow_lighter() -> None:
     light = [0.2126 * int(c[1:3], 16) + 0.7152 * int(c[3:5], 16) + 0.0722 * int(c[5:7], 16) for c in colours]
     assert light == sorted(light)
     assert reveal_colour(1, 1) == colours[0]
+
+
+def test_picture_shows_every_token_at_its_forward(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "canvas.svg"
+    row = json.loads(run("generate", model, "a < b", "--json", "--svg", str(path), *SHORT).stdout)
+    shown = ElementTree.parse(path).getroot().findall(".//{*}text[@class]")
+    assert [int(text.get("class", "")[1:]) for text in shown] == row["steps"][: len(shown)]
+    assert len(shown) == round(row["tpf"] * row["forwards"])
+    with pytest.raises(TadError, match="--svg"):
+        run("generate", model, "--file", str(_two_prompts(tmp_path)), "--svg", str(path), *SHORT)
+
+
+def _two_prompts(folder: Path) -> Path:
+    (folder / "prompts.txt").write_text("a\nb")
+    return folder / "prompts.txt"
 
 
 def test_tall_canvas_is_cut_to_the_blocks_at_work() -> None:

@@ -71,10 +71,15 @@ def generate(
     ] = False,
     as_json: AsJson = False,
     live: Live = True,
+    svg: Annotated[
+        Path | None, typer.Option(help="Also draw the canvas as a picture that plays (one prompt).")
+    ] = None,
 ) -> None:
     """Answer a prompt, and watch the masks become tokens."""
     overrides = read_settings(settings, threshold=threshold, temperature=temperature)
     questions = _questions(prompt, file, ids)
+    if svg is not None and len(questions) > 1:
+        raise TadError(f"--svg {svg}: a picture of one prompt, not of {len(questions)}")
     with busy(f"loading {model}"):
         from tad.decoding import get_decoder
 
@@ -85,15 +90,17 @@ def generate(
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
     encoded = [_encode(lm, question, gen_length, raw, allow_special) for question in questions]
-    job = _Job(lm, chosen, gen_length, seed, as_ids=ids is not None)
+    job = _Job(lm, chosen, gen_length, seed, as_ids=ids is not None, model=model, adapter=adapter)
     terminal = sys.stdout.isatty()
     if terminal and live and not as_json and len(questions) == 1:
-        job.show_live(encoded[0])
+        job.show_live(encoded[0], svg)
         return
     results = job.run(questions, encoded, batch_size)
     if not terminal and len(questions) > 1:  # the answers go somewhere else
         results = Progress().over(results, len(questions))
     for number, (question, row) in enumerate(results):
+        if svg is not None:
+            job.draw(row, svg)
         if as_json:
             typer.echo(json.dumps(job.as_record(question, row), ensure_ascii=False))
             continue
@@ -215,6 +222,8 @@ class _Job:
     gen_length: int
     seed: int
     as_ids: bool
+    model: str
+    adapter: str | None
 
     def run(
         self, questions: list[_Question], encoded: list[list[int]], batch_size: int
@@ -230,7 +239,7 @@ class _Job:
                 raise TadError(f"{questions[low].where}: {error}") from None
             yield from zip(questions[batch], rows, strict=True)
 
-    def show_live(self, encoded: list[int]) -> None:
+    def show_live(self, encoded: list[int], svg: Path | None) -> None:
         from rich.console import Console
 
         from tad.cli.canvas import Canvas, LiveCanvas, printable
@@ -243,6 +252,15 @@ class _Job:
             row = decode(self.lm, [encoded], self.decoder, self.gen_length, self.seed, on_step=screen.take)[0]
             canvas.finish(row)
         _print_answer(console, printable(self.spell_answer(row)), summary(row))
+        if svg is not None:
+            self.draw(row, svg)
+
+    def draw(self, row: Decoded, path: Path) -> None:
+        from tad.cli.canvas_svg import draw_svg
+        from tad.files import write_whole
+
+        adapter = f" with {self.adapter}" if self.adapter else ""
+        write_whole(path, draw_svg(row, self.spell, f"{self.model}{adapter}, {self.decoder.name}"))
 
     def spell(self, ids: list[int]) -> str:
         """Ids as they are shown on the canvas."""

@@ -1,0 +1,70 @@
+"""README and the pages name commands, options, recipes and files that exist. Anchors and the site are checked by `make docs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from tad.cli import app
+from tad.config import bundled_recipes
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
+TAKES_RECIPE = {"collect", "distill", "pretrain", "run", "study"}
+
+
+def read_code(page: Path) -> Iterator[str]:
+    """The lines of fenced and indented code, continued lines joined, and what stands between backticks."""
+    text = page.read_text().replace("\\\n", " ")
+    fenced = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line.split(" #")[0]
+        else:
+            yield from re.findall(r"`([^`]+)`", line)
+
+
+def find_calls(page: Path) -> Iterator[tuple[str, str]]:
+    """Every `tad COMMAND ...` of a page: the command and what follows it."""
+    for code in read_code(page):
+        for call in () if code.lstrip().startswith("docker") else re.split(r"&&|\|(?!\w)|;", code):
+            found = re.search(r"(?:^|(?<!from)(?<!import)\s|-m )tad ([a-z][a-z-]*)\b(.*)", call)
+            if found:
+                yield found[1], found[2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_options_and_recipes_exist(page: Path) -> None:
+    for command, rest in find_calls(page):
+        assert command in COMMANDS, f"tad {command}"
+        known = {
+            name for option in COMMANDS[command].params for name in (*option.opts, *option.secondary_opts)
+        }
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest):
+            assert option in known | {"--help"}, f"tad {command} {option}"
+        recipe = re.match(r" ([a-z][a-z0-9-]+)(?=\s|$)", rest)
+        if command in TAKES_RECIPE and recipe:
+            assert recipe[1] in bundled_recipes(), f"tad {command} {recipe[1]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_pages_named_in_the_source_exist() -> None:
+    sources = [
+        path for room in ("src", "tests", "bench") for path in (ROOT / room).rglob("*") if path.is_file()
+    ]
+    for path in sources:
+        if path.suffix in (".py", ".yaml", ".md"):
+            for name in re.findall(r"\bdocs/[a-z/-]+\.md", path.read_text()):
+                assert (ROOT / name).exists(), f"{path}: {name}"
