@@ -8,14 +8,15 @@ FAMILY  ?= llada
 # Files or directories of tests; empty means all of them.
 TESTS   ?=
 
-.PHONY: setup demo test test-all lint format clean
+.PHONY: setup demo test test-all lint docs format clean
 # `demo` needs the package alone, `test` and `lint` its light extras, `test-all` also the heavy ones.
 setup: $(VENV)/.installed
 EXTRAS-installed :=
 EXTRAS-tested    := [dev,serve,eval]
 EXTRAS-all       := [dev,serve,eval,ray,deepspeed,long]
+EXTRAS-docs      := [docs]
 
-$(VENV)/.installed $(VENV)/.tested $(VENV)/.all: $(VENV)/.%: pyproject.toml constraints.txt
+$(VENV)/.installed $(VENV)/.tested $(VENV)/.all $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip setuptools
 	@echo "Installing (the first time takes a few minutes) ..."
@@ -37,9 +38,13 @@ lint: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The site in site/; a link that leads nowhere fails.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+
 format: $(VENV)/.tested
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

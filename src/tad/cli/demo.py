@@ -63,7 +63,7 @@ def run(family: str = "llada", problems: int = 24, out: Path | None = None) -> N
         f"\nDone in {time.monotonic() - began:.0f} s. The report: {(folder / 'report' / 'report.html').resolve()}"
     )
     typer.echo(
-        f"At full size: tad run run-nano-{family}, tad study study-nano-{family} (docs/reference/recipes.md, docs/reference/study.md)"
+        f"At full size: tad run run-nano-{family}, tad study study-nano-{family} (docs/reference/recipes.md)"
     )
 
 
