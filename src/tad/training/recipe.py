@@ -100,6 +100,7 @@ class DistillRecipe(Recipe):
     gradient_checkpointing: bool | Literal["half"] = False
     """Make the activations of all layers, or of every other one, again in backward: less memory, more time."""
     compile: bool = False
+    """Compile the layers."""
     chunked_loss: bool = True
     """Chunked linear cross-entropy; false makes whole logits, to compare."""
     validation: list[str] = Field(default_factory=list)
@@ -107,6 +108,7 @@ class DistillRecipe(Recipe):
     validation_states: Positive = 4
     validate_every: Positive = 200
     evaluation: EvaluationSection | None = None
+    """A quick look at accuracy and speed while training."""
     seed: int = 0
     save_every: Positive = 500
     keep: Positive = 2

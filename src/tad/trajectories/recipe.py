@@ -39,13 +39,19 @@ class CollectRecipe(Recipe):
     prompt: Literal["rollout", "system"] = "rollout"
     """Where the reference stands: in the user turn with an instruction, or in a system turn."""
     order: Literal["teacher", "student", "student-max", "left-to-right", "random"] = "teacher"
+    """Whose certainty decides the position: the teacher's (the paper); the student's in the teacher's token, or in any token
+    (`student-max`); or none."""
     tokens: Literal["teacher", "reference"] = "teacher"
+    """What is written: the teacher's token, or the reference solution's."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where the teacher is less sure than this at the chosen position, take its own best position."""
     samples: Positive = 1
     """Rollouts per example; more than one needs a temperature."""
     stop_at_end: bool = True
+    """A row ends with its answer; the rest is filler with later steps. False decodes all steps, as the paper does."""
     keep: Literal["correct", "all"] = "correct"
+    """Which rollouts are kept."""
     cache: Literal["none", "prefix", "dual"] = "none"
     """Approximate but faster, for order 'teacher' only."""
     compile: bool = False
@@ -53,8 +59,10 @@ class CollectRecipe(Recipe):
     reference: Literal["gold", "majority"] = "gold"
     """Where the teacher's reference comes from: the data, or the majority answer of unprivileged samples."""
     votes: Positive = 5
+    """Unprivileged samples behind a majority; keeping then means agreeing with it, and the gold answer is not used."""
     vote_temperature: Annotated[float, Field(gt=0)] = 0.7
     student_adapter: str | None = None
+    """For the orders of the student: an adapter on its weights."""
     shard_size: Positive = 64
     """Examples per shard: what an interruption can lose."""
     batch_size: Positive = 16

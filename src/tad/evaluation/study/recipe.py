@@ -82,9 +82,10 @@ class ModelRecipe(Recipe):
     """Of collecting and decoding; default: the checkpoint's own. Training has `distill.precision`."""
     data_dir: str | None = None
     collect: Values
+    """Fields of `tad collect`, without `model`."""
     window: WindowSection = WindowSection()
     distill: Values = Field(default_factory=dict)
-    """What all students share."""
+    """Fields of `tad distill` that all students share, without `model` and `trajectories`."""
     evaluate: EvaluateSection
     allow_contamination: bool = False
     """Whether problems may be evaluated that were trained on."""
@@ -155,7 +156,7 @@ class RunRecipe(ModelRecipe):
     """Everything `tad run` needs."""
 
     students: dict[str, Values] = Field(min_length=1)
-    """Name -> what is special about its training."""
+    """Name -> fields of `distill` laid over the shared ones; another `objective.name` replaces the whole objective."""
     adapters: dict[str, str] = Field(default_factory=dict)
     """Students that are there already, by name, to be evaluated beside the others."""
     decoders: list[str] = Field(default=["fast-dllm"])
