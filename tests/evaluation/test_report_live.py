@@ -22,12 +22,12 @@ def student(world: Path) -> LM:
 
 
 def test_a_prompt_is_decoded_by_base_and_student(lm: LM, student: LM) -> None:
-    (scene,) = decode_scenes(lm, student, [], "why", gen_length=32)
+    (scene,) = decode_scenes(Live(lm, student, prompt="why", gen_length=32), [])
     base, other = scene.sides
     assert (base.label, other.label) == ("base, one-by-one", "new, rank 2, tad")
-    assert len(base.pieces) == len(base.steps) == len(other.steps) == 32
+    assert len(base.cells) == len(other.cells) == 32
     assert base.forwards >= other.forwards
-    assert max(base.steps) <= base.forwards
+    assert max(cell.step for cell in base.cells) <= base.forwards
     assert base.correct is None
     assert scene.prompt == "why"
 
@@ -39,23 +39,23 @@ def test_the_examples_of_a_run_are_decoded_and_graded(lm: LM, world: Path, tmp_p
     text = done.page.read_text(encoding="utf-8")
     assert "the first of the task; decoded for this report" in text
     assert "base, fast-dllm" in text
-    (scene,) = decode_scenes(lm, None, [results.folder], decoder="one-by-one", gen_length=32)
+    (scene,) = decode_scenes(Live(lm, decoder="one-by-one", gen_length=32), [results.folder])
     row = results.rows()[0]
     assert scene.title.endswith(row.id)
     assert scene.sides[0].correct is not None
-    assert scene.sides[0].pieces == scene.sides[1].pieces
+    assert scene.sides[0].cells == scene.sides[1].cells
 
 
 def test_an_example_is_chosen_by_its_id(lm: LM, world: Path, tmp_path: Path) -> None:
     results = evaluate(lm, recipe_of(world), tmp_path / "run")
     wanted = results.rows()[3].id
-    (scene,) = decode_scenes(lm, None, [results.folder], gen_length=32, example=wanted)
+    (scene,) = decode_scenes(Live(lm, gen_length=32), [results.folder], wanted)
     assert scene.title.endswith(wanted)
     with pytest.raises(TadError, match="--example nothing"):
-        decode_scenes(lm, None, [results.folder], gen_length=32, example="nothing")
+        decode_scenes(Live(lm, gen_length=32), [results.folder], "nothing")
 
 
 def test_a_replay_without_a_question_is_refused(lm: LM) -> None:
     assert GEN_LENGTH == 16
     with pytest.raises(TadError, match="--prompt"):
-        decode_scenes(lm, None, [])
+        decode_scenes(Live(lm), [])

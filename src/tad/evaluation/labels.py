@@ -16,7 +16,7 @@ from typing import Any
 from tad.evaluation.questions import short_digest
 from tad.evaluation.results import RunMeta
 from tad.training.distill import ADAPTER, MODEL
-from tad.training.record import read_record
+from tad.training.record import last_call, read_record
 
 BASE = "base"
 _WHERE = (
@@ -71,8 +71,7 @@ def label_runs(metas: Sequence[RunMeta], trainings: Sequence[Path] = ()) -> list
             labels.append(RunLabel(meta.model, BASE, meta.model))
             continue
         own = str(meta.adapter or meta.model)
-        calls = [{}] if record is None else record.get("calls") or [{}]
-        facts: dict[str, Any] = dict(calls[-1])
+        facts = last_call(record or {})
         base = meta.model if meta.adapter else str(facts.get("fingerprints", {}).get("model", meta.model))
         source = str(meta.source["adapter"] or meta.source["model"])
         name, seed = unseeded(str(meta.source.get("name") or path_name(source)))

@@ -101,12 +101,11 @@ def _cells(found: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GridCell:
-    """`note` stands beside the text, or below it. `method`: whose row it begins. `span`: an interval to be drawn."""
+    """`note` stands beside the text, or below it. `method`: whose row it begins."""
 
     text: str
     note: str = ""
     method: str | None = None
-    span: tuple[float, float, float] | None = None  # low, value, high
 
     def __str__(self) -> str:
         if not self.note:
@@ -258,13 +257,11 @@ def grid_pairs(table: ResultTable, baseline: bool = False) -> Grid | None:
             pair = found.to_baseline if baseline else found.to_base
             if pair is None:
                 continue
-            low, high = pair.accuracy.interval or (math.nan, math.nan)
-            accuracy = _cell(pair.accuracy, 2, "+", interval=True)
             effect = pair.minimum_detectable_effect
             rows.append(
                 [
                     GridCell(row.title, describe_setting(found.setting), row.title),
-                    GridCell(accuracy.text, accuracy.note, span=(low, pair.accuracy.value, high)),
+                    _cell(pair.accuracy, 2, "+", interval=True),
                     _cell(pair.tpf, 2, "+", interval=True),
                     _cell(pair.speedup, 2, interval=True),
                     *cells(

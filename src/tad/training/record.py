@@ -70,6 +70,11 @@ def complete_record(directory: Path, **facts: Any) -> None:
     write_json(directory / RECORD, record)
 
 
+def last_call(record: dict[str, Any]) -> dict[str, Any]:
+    """What the last call of a record says of itself; empty where there is none."""
+    return dict((record.get("calls") or [{}])[-1])
+
+
 def read_record(directory: Path) -> dict[str, Any]:
     """A run's record: `recipe`, the last call's, and `calls`; empty where there is none."""
     path = directory / RECORD

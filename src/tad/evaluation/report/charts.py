@@ -7,11 +7,11 @@ variables, so that it can be light or dark.
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
 import textwrap
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,18 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator
 
-from tad.evaluation.analysis import CurvePoint, Estimate, ResultRow, ResultTable
+from tad.evaluation.analysis import CurvePoint, Estimate, ResultTable
 from tad.evaluation.report.gather import StoreData, TrainingData
-from tad.evaluation.tables import shorten
+from tad.evaluation.tables import describe_seeds, shorten
 from tad.trajectories.window import draw_decay
 
 # Six hues that stay apart for readers with any of the common colour deficiencies; a seventh method repeats the first hue
@@ -60,6 +62,7 @@ DARK = {
     "slot-6": "#e85112",
 }
 _HUES, _MARKERS = 6, "os^vPX"
+_LETTERS = {"o": "●○", "s": "■□", "^": "▲△", "v": "▼▽", "P": "✚✛", "X": "✖✕", "D": "◆◇"}  # filled, hollow
 WIDTH, HEIGHT = 4.5, 3.2  # inches, at 72 to the inch
 _WRAP = 26  # letters in front of a bar
 _RC: Any = {
@@ -78,6 +81,7 @@ _RC: Any = {
     "axes.facecolor": "none",
     "axes.axisbelow": True,
     "axes.grid": True,
+    "axes.prop_cycle": cycler(color=[LIGHT["ink"]]),
     "grid.color": LIGHT["line"],
     "grid.linewidth": 0.6,
     "xtick.color": LIGHT["quiet"],
@@ -101,6 +105,11 @@ class Style:
     marker: str  # matplotlib's letter
     dashed: bool = False
     hollow: bool = False
+
+    @property
+    def letter(self) -> str:
+        """The marker in text."""
+        return _LETTERS[self.marker][self.hollow]
 
     def line(self) -> dict[str, Any]:
         return {"color": LIGHT[self.colour], "linestyle": (0, (4, 2)) if self.dashed else "-"}
@@ -236,14 +245,6 @@ class Bar:
     text: str
     style: Style
 
-    @property
-    def wrapped(self) -> str:
-        return textwrap.fill(self.label, _WRAP)
-
-    @property
-    def end(self) -> float:
-        return max(self.value, self.interval[1])
-
 
 def chart_speeds(table: ResultTable, styles: Mapping[str, Style], name: str) -> Chart | None:
     """Tokens per forward of each method at the target accuracy."""
@@ -267,17 +268,12 @@ def chart_areas(table: ResultTable, styles: Mapping[str, Style], name: str) -> C
     for row in (row for row in table.rows if row.scopes and row.method != table.base):
         area = row.scopes[table.scope].aup
         if area is not None and area.interval is not None:
+            short = f", {describe_seeds(row)} seeds" if len(row.seeds) < row.planned_seeds else ""
             bars.append(
-                Bar(row.title, area.value, area.interval, f"{area.value:.0f}{_short(row)}", styles[row.title])
+                Bar(row.title, area.value, area.interval, f"{area.value:.0f}{short}", styles[row.title])
             )
-    return _chart_bars(
-        table, bars, f"AUP, {shorten(table.scope)}", "AUP (area under accuracy, %, over TPF)", name
-    )
-
-
-def _short(row: ResultRow) -> str:
-    done = len(row.seeds)
-    return f", {done} of {row.planned_seeds} seeds" if done < row.planned_seeds else ""
+    title = f"AUP, {shorten(table.scope)}"
+    return _chart_bars(table, bars, title, "AUP (area under accuracy, %, over TPF)", name)
 
 
 def _chart_bars(table: ResultTable, bars: list[Bar], title: str, label: str, name: str) -> Chart | None:
@@ -285,31 +281,32 @@ def _chart_bars(table: ResultTable, bars: list[Bar], title: str, label: str, nam
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.value)
+    labels = [textwrap.fill(bar.label, _WRAP) for bar in bars]
+    whiskers = np.array([(bar.value - bar.interval[0], bar.interval[1] - bar.value) for bar in bars]).T
 
     def draw(axes: Axes) -> None:
-        for place, one in enumerate(bars):
-            (bar,) = axes.barh(place, one.value, height=0.62, color=LIGHT[one.style.colour], alpha=0.85)
-            bar.set_gid(css_name(one.label))
-            low, high = one.interval
-            if high > low:
-                axes.plot(
-                    [low, high], [place, place], color=LIGHT["ink"], linewidth=1.1, solid_capstyle="butt"
-                )
-                for end in (low, high):
-                    axes.plot([end, end], [place - 0.12, place + 0.12], color=LIGHT["ink"], linewidth=1.1)
-            offset: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9.5}
-            axes.annotate(one.text, (one.end, place), (4, 0), **offset)
-        axes.set_yticks(range(len(bars)), [bar.wrapped for bar in bars])
+        drawn = axes.barh(
+            range(len(bars)),
+            [bar.value for bar in bars],
+            xerr=np.maximum(0, np.nan_to_num(whiskers)),
+            height=0.62,
+            color=[LIGHT[bar.style.colour] for bar in bars],
+            ecolor=LIGHT["ink"],
+            capsize=3,
+        )
+        for patch, bar in zip(drawn, bars, strict=True):
+            patch.set_gid(css_name(bar.label))
+        axes.bar_label(drawn, [bar.text for bar in bars], padding=4, fontsize=9.5)
+        axes.set_yticks(range(len(bars)), labels)
         axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
         axes.grid(False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.set_xlim(0, 1.42 * max(bar.end for bar in bars) or 1.0)
+        axes.set_xlim(0, 1.42 * max(max(bar.value, bar.interval[1]) for bar in bars) or 1.0)
         axes.set_ylim(-0.6, len(bars) - 0.4)
         axes.set_xlabel(label)
 
     spoken = "; ".join(f"{bar.label} {bar.text}" for bar in reversed(bars))
-    lines = max(bar.wrapped.count("\n") for bar in bars)
-    height = 1.0 + (0.34 + 0.14 * lines) * len(bars)
+    height = 1.0 + (0.34 + 0.14 * max(text.count("\n") for text in labels)) * len(bars)
     return Chart(name, title, f"{title}: {spoken}", draw, sum(table.tasks.values()), height)
 
 
@@ -379,34 +376,25 @@ def chart_loss(runs: Sequence[TrainingData], label: str, name: str) -> Chart | N
     colours = {"loss": "ink", **{term: f"slot-{1 + i % _HUES}" for i, term in enumerate(terms)}}
 
     def draw(axes: Axes) -> None:
-        seen: set[str] = set()
-
-        def named(key: str, text: str) -> str | None:
-            return None if key in seen or seen.add(key) else text  # type: ignore[func-returns-value]
-
-        smallest = math.inf
         for run in runs:
+            first = run is runs[0]  # which the legend is of
             for key, colour in colours.items():
                 step, value = _series(run, key)
                 if not len(step):
                     continue
-                smooth = _smoothed(value)
-                smallest = min(smallest, float(smooth.min()))
                 if len(runs) == 1:
                     axes.plot(step, value, color=LIGHT[colour], linewidth=0.6, alpha=0.3)
                 text = "total" if key == "loss" else key.removeprefix("loss_")
-                axes.plot(step, smooth, color=LIGHT[colour], linewidth=1.4, label=named(key, text))
+                axes.plot(
+                    step, _smoothed(value), color=LIGHT[colour], linewidth=1.4, label=text if first else None
+                )
             step, value = _series(run, "held_out_loss")
             if len(step):
-                face: dict[str, Any] = {
-                    "markerfacecolor": LIGHT["raised"],
-                    "markersize": 4,
-                    "label": named("held_out", "held out"),
-                }
-                axes.plot(step, value, "D", color=LIGHT["ink"], **face)
+                face: dict[str, Any] = {"markerfacecolor": LIGHT["raised"], "markersize": 4}
+                axes.plot(step, value, "D", color=LIGHT["ink"], label="held out" if first else None, **face)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("loss")
-        axes.set_ylim(bottom=0 if smallest >= 0 else None)
+        axes.set_ylim(bottom=0 if axes.dataLim.y0 >= 0 else None)
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
         below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 4}
         axes.legend(**below, handlelength=1.4, columnspacing=1.2)
@@ -425,13 +413,10 @@ def _series(run: TrainingData, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
     """A running mean over a twentieth of the run, centred, shorter at the ends."""
-    half = len(values) // 40
-    if half < 1:
-        return values
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    low, high = np.maximum(0, index - half), np.minimum(len(values), index + half + 1)
-    smooth: np.ndarray = (total[high] - total[low]) / (high - low)
+    kernel = np.ones(2 * (len(values) // 40) + 1)
+    smooth: np.ndarray = np.convolve(values, kernel, "same") / np.convolve(
+        np.ones(len(values)), kernel, "same"
+    )
     return smooth
 
 
@@ -462,22 +447,19 @@ def as_png(charts: Sequence[Chart], path: Path, foot: str, styles: Mapping[str, 
 
 
 def _add_legend(figure: Figure, styles: Mapping[str, Style]) -> float:
-    """A legend in as few rows as fit into the figure's width; returns its height in inches."""
+    """A legend above the charts; returns its height in inches."""
     longest = int(11 * figure.get_figwidth())  # letters
+    labels = [textwrap.fill(label, longest) for label in styles]
     handles = [
-        Line2D([], [], label=textwrap.fill(label, longest), **style.line(), **style.points())
-        for label, style in styles.items()
+        Line2D([], [], label=label, **style.line(), **style.points())
+        for label, style in zip(labels, styles.values(), strict=True)
     ]
-    for columns in range(len(handles), 0, -1):
-        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
-        box = legend.get_window_extent()
-        if columns == 1 or box.width <= 0.98 * figure.bbox.width:
-            break
-        legend.remove()
-    return float(box.height) / figure.dpi + 0.05
+    columns = max(1, longest // (max(map(len, labels)) + 6))
+    legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+    return float(legend.get_window_extent().height) / figure.dpi + 0.05
 
 
-def as_svg(chart: Chart) -> str:
+def as_svg(chart: Chart) -> Markup:
     """The chart as an `<svg>` element for the page, which has its own heading for the title."""
     with matplotlib.rc_context({**_RC, "svg.hashsalt": chart.name}):
         figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
@@ -486,46 +468,23 @@ def as_svg(chart: Chart) -> str:
         chart.draw(figure.subplots())
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return _fit_for_page(file.getvalue(), chart.name, chart.alt)
+    return _fit_for_page(file.getvalue(), chart.alt)
 
 
 _VARIABLES = {value: f"var(--{name})" for name, value in LIGHT.items()}
-_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
-_FONT = re.compile(r"font:\s*((?:\d00 |bold )?[\d.]+px)[^;]*")
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
-def _fit_for_page(text: str, name: str, alt: str) -> str:
-    """matplotlib's SVG inside an HTML page: colours become CSS variables, ids are made unique, fonts are the page's; metadata,
-    namespaces and fixed sizes go. Artists whose gid starts with `slot-` have it as their class, for scripts and styles."""
-    root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))
-    for parent in list(root.iter()):
-        for child in [child for child in parent if _plain(child.tag) == "metadata"]:
-            parent.remove(child)
-    for element in root.iter():
-        element.tag = _plain(element.tag)
-        for key in list(element.attrib):
-            _put(element, _plain(key), element.attrib.pop(key), name)
-    for key in ("width", "height", "version", "id"):
-        root.attrib.pop(key, None)
-    root.set("role", "img")
-    root.set("aria-label", alt)
-    return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
-
-
-def _put(element: ElementTree.Element, key: str, value: str, name: str) -> None:
-    if key == "id" and value.startswith("slot-"):
-        element.set("class", value)
-    elif key == "id":
-        element.set("id", f"{name}-{value}")
-    elif key == "href" and value.startswith("#"):
-        element.set("href", f"#{name}-{value[1:]}")
-    elif key == "style":
-        styled = _COLOUR.sub(lambda found: _VARIABLES.get(found[0], found[0]), value)
-        element.set("style", _FONT.sub(r"font: \1 var(--sans)", styled))
-    else:
-        element.set(key, _REFERENCE.sub(rf"url(#{name}-\1)", value))
-
-
-def _plain(tag: str) -> str:
-    return tag.rpartition("}")[2]
+def _fit_for_page(text: str, alt: str) -> Markup:
+    """matplotlib's SVG inside an HTML page: colours become CSS variables, fonts are the page's, and only the ids stay that
+    are referred to, which the hash salt makes unique. Artists whose gid starts with `slot-` have it as their class, for
+    scripts and styles."""
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), text)
+    text = re.sub(r"font:\s*((?:\d00 |bold )?[\d.]+px)[^;\"]*", r"font: \1 var(--sans)", text)
+    text = text.replace(' id="slot-', ' class="slot-')
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"|xlink:(?=href)', "", text)
+    head, _, rest = text.partition(">")
+    (box,) = re.findall(r'viewBox="[^"]*"', head)
+    return Markup(f'<svg {box} role="img" aria-label="{html.escape(alt)}">{rest}')

@@ -23,7 +23,7 @@ from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_
 from tad.evaluation.tables import shorten
 from tad.files import read_lines
 from tad.training.distill import ADAPTER, MODEL
-from tad.training.record import RECORD, read_record
+from tad.training.record import RECORD, last_call, read_record
 from tad.training.trainer import LOG
 from tad.trajectories.store import META as STORE_META
 from tad.trajectories.store import StoreMeta, TrajectoryStore
@@ -31,16 +31,6 @@ from tad.trajectories.summary import StoreSummary, summarise
 from tad.trajectories.window import WINDOW, WindowReport, read_report
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where and when a directory was made, as far as it says."""
-
-    device: str | None = None
-    commit: str | None = None
-    time: str | None = None
-    version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +52,7 @@ class TrainingData:
     folder: Path
     recipe: dict[str, Any]
     log: list[dict[str, Any]]
-    origin: Origin
-    facts: dict[str, Any]  # of the last call: steps, minutes, fingerprints, ...
+    call: dict[str, Any]  # the record's last one: machine, commit, steps, minutes, fingerprints, ...
     title: str | None = None  # what a study calls it
     place: str = ""  # likewise, with the study's name
     trial: bool = False  # of a study's tuning, and nothing else
@@ -96,7 +85,7 @@ class RunSource:
 
     folder: Path
     meta: RunMeta
-    origin: Origin
+    call: dict[str, Any]  # the record's last one
 
 
 @dataclass(frozen=True)
@@ -107,6 +96,15 @@ class Tuning:
     seed: int
     tasks: str
     tolerance: float
+
+    @property
+    def count(self) -> int:
+        """Trials of a method."""
+        return max((trial.number + 1 for _, trial in self.trials), default=0)
+
+    def list_untried(self) -> list[str]:
+        """Methods of which a trial has no score yet."""
+        return list(dict.fromkeys(title for title, trial in self.trials if trial.score is None))
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ def _as_part(group: RunGroup, table: ResultTable, several: bool) -> Part:
         if several
         else group.base
     )
-    sources = [RunSource(run.folder, run.meta, _origin_of(run.folder)) for run in group.runs]
+    sources = [_read_source(run.folder, run.meta) for run in group.runs]
     return Part(name, about, [table], sources, group=group)
 
 
@@ -256,9 +254,8 @@ def _take_study(folder: Path, found: Gathered, several: bool) -> None:
     whose = f", {recipe.name}" if several else ""
     facts = plan.hashes.questions(recipe.evaluate.tasks).facts
     splits = "/".join(dict.fromkeys(str(entry["split"]) for entry in facts))
-    sources = []
-    for path in sorted((folder / "answers").glob(f"*/*/{RUN_META}")):
-        sources.append(RunSource(path.parent, Results.open(path.parent).meta, _origin_of(path.parent)))
+    runs = [path.parent for path in sorted((folder / "answers").glob(f"*/*/{RUN_META}"))]
+    sources = [_read_source(run, Results.open(run).meta) for run in runs]
     tuning = None
     if recipe.tuning is not None:
         trials = [
@@ -351,21 +348,14 @@ def read_training(folder: Path, notes: list[str]) -> TrainingData:
     """A run of `tad distill` or `tad pretrain`: its log, and its record where it has one."""
     log = list(read_lines(folder / LOG)) if (folder / LOG).is_file() else []
     record = read_record(folder)
-    last = dict((record.get("calls") or [{}])[-1])
+    last = last_call(record)
     if not record:
         notes.append(f"{folder}: has a log and no {RECORD}; the run is under way or was killed")
     elif not last.get("finished", True):
         done, planned = last.get("steps"), last.get("planned_steps")
         notes.append(f"{folder}: stopped after step {done} of {planned}; go on with --resume")
-    return TrainingData(folder, record.get("recipe", {}), log, _read_origin(last), last)
+    return TrainingData(folder, record.get("recipe", {}), log, last)
 
 
-def _origin_of(folder: Path) -> Origin:
-    record = read_record(folder)
-    return _read_origin(dict((record.get("calls") or [{}])[-1]))
-
-
-def _read_origin(call: dict[str, Any]) -> Origin:
-    return Origin(
-        call.get("device"), call.get("commit"), call.get("time"), call.get("versions", {}).get("tad")
-    )
+def _read_source(folder: Path, meta: RunMeta) -> RunSource:
+    return RunSource(folder, meta, last_call(read_record(folder)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.report.gather import Gathered, Origin, StoreData, TrainingData, Tuning
+from tad.evaluation.report.gather import Gathered, StoreData, TrainingData, Tuning
 from tad.evaluation.tables import Grid, GridCell, GridGroup, cells, with_error
 
 
@@ -38,9 +38,7 @@ def _flat(values: Mapping[str, Any], above: str) -> list[tuple[str, str]]:
 # Stores and training runs
 
 
-def grid_stores(stores: Sequence[StoreData]) -> Grid | None:
-    if not stores:
-        return None
+def grid_stores(stores: Sequence[StoreData]) -> Grid:
     head = ["store", "order", "reference shown", "kept / rollouts", "correct, %", "mean steps", "mean confidence",
             "steps below 0.5", "quality window", "speed window", "seed"]  # fmt: skip
     rows = []
@@ -74,38 +72,36 @@ def _window(store: StoreData, name: str) -> str:
     return f"{window.window} ({window.low:.1f} to {window.high:.1f})"
 
 
-def grid_trainings(trainings: Sequence[TrainingData]) -> Grid | None:
-    if not trainings:
-        return None
+def grid_trainings(trainings: Sequence[TrainingData]) -> Grid:
     head = ["run", "objective", "steps", "batch", "rate", "parameters", "last loss", "held out: first, last",
             "minutes", "seed", "machine", "commit"]  # fmt: skip
     rows = []
     for run in trainings:
-        recipe, facts = run.recipe, run.facts
+        recipe, call = run.recipe, run.call
         steps = [line["step"] for line in run.log if "step" in line]
-        done = facts.get("steps") or (max(steps) if steps else 0)
+        done = call.get("steps") or (max(steps) if steps else 0)
         section = {key: value for key, value in (recipe.get("objective") or {}).items() if key != "name"}
         learning = recipe.get("learning") or recipe.get("optimization") or {}
         losses, held_out = (
             [line[key] for line in run.log if line.get(key) is not None] for key in ("loss", "held_out_loss")
         )
         tail = losses[-max(1, len(losses) // 20) :]  # as the thick line ends
-        trained = facts.get("trained_parameters")
+        trained = call.get("trained_parameters")
         rows.append(
             [
                 GridCell(run.name),
                 GridCell(run.objective, ", ".join(f"{key} {value}" for key, value in section.items())),
-                GridCell(f"{done:,}", "" if facts.get("finished") is True else "not finished"),
+                GridCell(f"{done:,}", "" if call.get("finished") is True else "not finished"),
                 *cells(
                     str((recipe.get("batch") or {}).get("size", "-")),
                     str(learning.get("lr", "-")),
                     f"{trained:,}" if isinstance(trained, int) else "-",
                     f"{sum(tail) / len(tail):.4g}" if tail else "-",
                     f"{held_out[0]:.4g}, {held_out[-1]:.4g}" if held_out else "-",
-                    str(facts.get("minutes", "-")),
+                    str(call.get("minutes", "-")),
                     "-" if run.seed is None else str(run.seed),
-                    run.origin.device or "-",
-                    _commit(run.origin),
+                    call.get("device") or "-",
+                    show_commit(call),
                 ),
             ]
         )
@@ -119,7 +115,7 @@ def grid_sources(found: Gathered) -> Grid:
     for part in found.parts:
         for run in part.runs:
             folder = _shown(run.folder.parent) if part.group is not None else str(Path(part.name, "answers"))
-            *made, when = _made(run.origin)
+            *made, when = _made(run.call)
             key = (folder, f"{run.meta.planned:,}", str(run.meta.seed), *made)
             merged.setdefault(key, []).append(when)
     rows = []
@@ -133,13 +129,11 @@ def grid_sources(found: Gathered) -> Grid:
             cells(store.place or _shown(store.folder), "trajectories", kept, seed, "-", "-", code, "-")
         )
     for training in found.trainings:
-        count = training.facts.get("trajectories")
+        count = training.call.get("trajectories")
         trained = "-" if count is None else f"{count:,}"
         seed = "-" if training.seed is None else str(training.seed)
         rows.append(
-            cells(
-                training.place or _shown(training.folder), "training", trained, seed, *_made(training.origin)
-            )
+            cells(training.place or _shown(training.folder), "training", trained, seed, *_made(training.call))
         )
     return Grid("Sources", head, [GridGroup("", rows)])
 
@@ -149,11 +143,13 @@ def _shown(path: Path) -> str:
     return str(Path(*path.parts[-3:]))
 
 
-def _made(origin: Origin) -> tuple[str, str, str, str]:
-    when = (origin.time or "-").replace("T", " ").removesuffix("Z")
-    return (origin.device or "-", _commit(origin), origin.version or "-", when)
+def _made(call: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Machine, commit, version and time of a record's call."""
+    when = (call.get("time") or "-").replace("T", " ").removesuffix("Z")
+    return (call.get("device") or "-", show_commit(call), call.get("versions", {}).get("tad", "-"), when)
 
 
-def _commit(origin: Origin) -> str:
+def show_commit(call: Mapping[str, Any]) -> str:
     """Ten digits, and the + of a changed tree."""
-    return "-" if not origin.commit else origin.commit[:10] + ("+" if origin.commit.endswith("+") else "")
+    commit = call.get("commit") or "-"
+    return commit[:10] + ("+" if commit.endswith("+") else "")

@@ -11,72 +11,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import tad
 from tad.errors import TadError
+from tad.evaluation import tables
 from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
 from tad.evaluation.labels import tell_apart
-from tad.evaluation.report import grids
-from tad.evaluation.report.charts import (
-    DARK,
-    LIGHT,
-    Chart,
-    Style,
-    as_png,
-    as_svg,
-    assign_styles,
-    chart_areas,
-    chart_curves,
-    chart_decay,
-    chart_loss,
-    chart_speeds,
-    chart_teacher,
-    css_name,
-    css_variables,
-)
+from tad.evaluation.report import charts, grids
+from tad.evaluation.report.charts import Chart, Style
 from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather
-from tad.evaluation.report.replay import Scene, Side, decode_scenes, replay_rows
-from tad.evaluation.tables import (
-    SMALL,
-    describe_seeds,
-    explain,
-    grid_pairs,
-    grid_points,
-    grid_results,
-    is_small,
-    list_verdicts,
-)
+from tad.evaluation.report.replay import Live, Scene, decode_scenes, replay_rows
+from tad.evaluation.tables import SMALL, is_small, list_verdicts
 from tad.files import create_folder, finite, write_whole
-from tad.models import LM
 from tad.training.record import find_commit
 
 _PARTS = Path(__file__).parent / "parts"
-
-# The markers of the charts, centred in a swatch of 26 x 12.
-_MARKERS = {
-    "o": "M9.4 6a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
-    "s": "M9.8 2.8h6.4v6.4h-6.4z",
-    "^": "M13 2l4 7.4h-8z",
-    "v": "M13 10l4 -7.4h-8z",
-    "D": "M13 1.8l4.2 4.2l-4.2 4.2l-4.2 -4.2z",
-    "P": "M11.6 2h2.8v2.6h2.6v2.8h-2.6v2.6h-2.8v-2.6h-2.6v-2.8h2.6z",
-    "X": "M10.9 2.2L13 4.3L15.1 2.2L16.8 3.9L14.7 6L16.8 8.1L15.1 9.8L13 7.7L10.9 9.8L9.2 8.1L11.3 6L9.2 3.9z",
-}
-
-
-@dataclass(frozen=True)
-class Live:
-    """Models to decode a replay with, instead of taking it from rows."""
-
-    base: LM
-    student: LM | None = None
-    decoder: str = "tad"
-    prompt: str | None = None
-    gen_length: int | None = None
+_MADE = ("device", "commit", "time")  # of a record's call
 
 
 @dataclass(frozen=True)
@@ -121,23 +74,20 @@ def write_report(
         raise TadError(f"{out}: the report is a web page; give --out a name that ends in .html")
     say("reading")
     found = gather(folders, tolerance, y_max, resamples, say)
-    styles = assign_styles([table for part in found.parts for table in part.tables])
+    styles = charts.assign_styles([table for part in found.parts for table in part.tables])
     scenes = _make_scenes(found, live, example)
     say("drawing")
-    results = [_chart_part(part, styles, f"part-{number}") for number, part in enumerate(found.parts)]
+    drawn = [_chart_part(part, styles, f"part-{number}") for number, part in enumerate(found.parts)]
     history = _chart_history(found)
     create_folder(out.parent)
-    pictures = _draw(found, results, history, styles, out, smoke)
-    page = _render(found, results, history, styles, scenes, title, smoke)
-    write_whole(out, page)
+    pictures = _draw(found, drawn, history, styles, out, smoke)
+    write_whole(out, _render(found, drawn, history, styles, scenes, title, smoke))
     return Report(out, pictures, list(dict.fromkeys(found.notes)))
 
 
 def _make_scenes(found: Gathered, live: Live | None, example: str | None) -> list[Scene]:
     if live is not None:
-        runs = [run.folder for part in found.parts for run in part.runs]
-        asked = (live.prompt, live.decoder, live.gen_length, example)
-        return decode_scenes(live.base, live.student, runs, *asked)
+        return decode_scenes(live, [run.folder for part in found.parts for run in part.runs], example)
     scenes = [
         scene
         for part in found.parts
@@ -164,9 +114,12 @@ def _chart_part(part: Part, styles: Mapping[str, Style], name: str) -> list[Tabl
 
 
 def _chart_table(table: ResultTable, styles: Mapping[str, Style], name: str) -> TableCharts:
-    curves = [chart_curves(table, scope, styles, f"{name}-{i}") for i, scope in enumerate(table.scopes)]
-    bars = [chart_speeds(table, styles, f"{name}-speeds"), chart_areas(table, styles, f"{name}-areas")]
-    return TableCharts([curves[0], *_present(bars)], curves[1:])
+    curves = [
+        charts.chart_curves(table, scope, styles, f"{name}-{i}") for i, scope in enumerate(table.scopes)
+    ]
+    speeds = charts.chart_speeds(table, styles, f"{name}-speeds")
+    areas = charts.chart_areas(table, styles, f"{name}-areas")
+    return TableCharts([curves[0], *_present([speeds, areas])], curves[1:])
 
 
 def _chart_history(found: Gathered) -> dict[str, list[Chart]]:
@@ -175,18 +128,15 @@ def _chart_history(found: Gathered) -> dict[str, list[Chart]]:
         series.setdefault(training.series, []).append(training)
     names = [runs[0].name for runs in series.values()]
     folders = tell_apart([runs[0].folder for runs in series.values()])
-    titles = [
-        name if names.count(name) == 1 else f"{name}, {folder}"
-        for name, folder in zip(names, folders, strict=True)
-    ]
-    losses = (
-        chart_loss(runs, name, f"loss-{i}")
-        for i, (runs, name) in enumerate(zip(series.values(), titles, strict=True))
-    )
+    losses: list[Chart | None] = []
+    for runs, name, folder in zip(series.values(), names, folders, strict=True):
+        title = name if names.count(name) == 1 else f"{name}, {folder}"
+        losses.append(charts.chart_loss(runs, title, f"loss-{len(losses)}"))
+    stores = list(enumerate(found.stores))
     return {
-        "decays": _present(chart_decay(store, f"decay-{i}") for i, store in enumerate(found.stores)),
-        "teachers": _present(chart_teacher(store, f"teacher-{i}") for i, store in enumerate(found.stores)),
-        "losses": _present(losses),
+        "decay": _present(charts.chart_decay(store, f"decay-{i}") for i, store in stores),
+        "teacher": _present(charts.chart_teacher(store, f"teacher-{i}") for i, store in stores),
+        "loss": _present(losses),
     }
 
 
@@ -196,7 +146,7 @@ def _present(charts: Iterable[Chart | None]) -> list[Chart]:
 
 def _draw(
     found: Gathered,
-    results: Sequence[Sequence[TableCharts]],
+    drawn: Sequence[Sequence[TableCharts]],
     history: Mapping[str, list[Chart]],
     styles: Mapping[str, Style],
     out: Path,
@@ -205,29 +155,28 @@ def _draw(
     """PNGs named after the page."""
     written = []
 
-    def draw(
-        name: str, charts: Sequence[Chart], foot: str, legend: Mapping[str, Style] | None = None
-    ) -> None:
-        if charts:
+    def draw(name: str, shown: Sequence[Chart], foot: str, legend: Mapping[str, Style] | None = None) -> None:
+        if shown:
             path = out.with_name(f"{out.stem}-{name}.png")
-            label = "smoke size; " if smoke or min(chart.n for chart in charts) < SMALL else ""
-            written.append(as_png(charts, path, label + foot, legend))
+            label = "smoke size; " if smoke or min(chart.n for chart in shown) < SMALL else ""
+            written.append(charts.as_png(shown, path, label + foot, legend))
 
-    for part, drawn in zip(found.parts, results, strict=True):
-        machines = ", ".join(dict.fromkeys(run.origin.device for run in part.runs if run.origin.device))
-        for table, charts in zip(part.tables, drawn, strict=True):
+    for part, of_part in zip(found.parts, drawn, strict=True):
+        foot = "; ".join(
+            [part.name, *dict.fromkeys(filter(None, (run.call.get("device") for run in part.runs)))]
+        )
+        for table, shown in zip(part.tables, of_part, strict=True):
             suffix = f"-{_slug(part.name)}" if len(found.parts) > 1 else ""
             suffix += "" if table is part.main else f"-{_slug(table.name)}"
-            foot = f"{part.name}{f'; {machines}' if machines else ''}"
             legend = {row.title: styles[row.title] for row in table.rows if row.scopes}
             bars = (
                 "bars: sd over training seeds where there are several, else one standard error over problems"
             )
-            draw(f"accuracy{suffix}", charts.first[:1] + charts.scopes, f"{foot}; {bars}", legend)
-            draw(f"speed{suffix}", charts.first[1:], f"{foot}; whiskers: 95 % over problems")
-    draw("decay", history["decays"], "bands: 95 % over trajectories")
-    draw("teacher", history["teachers"], "band: one standard error")
-    draw("loss", history["losses"], "thick lines: running mean over a twentieth of the run")
+            draw(f"accuracy{suffix}", shown.first[:1] + shown.scopes, f"{foot}; {bars}", legend)
+            draw(f"speed{suffix}", shown.first[1:], f"{foot}; whiskers: 95 % over problems")
+    draw("decay", history["decay"], "bands: 95 % over trajectories")
+    draw("teacher", history["teacher"], "band: one standard error")
+    draw("loss", history["loss"], "thick lines: running mean over a twentieth of the run")
     return written
 
 
@@ -235,12 +184,12 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-") or "base"
 
 
-# HTML
+# HTML: what is shown is decided here, how in the templates
 
 
 def _render(
     found: Gathered,
-    results: Sequence[Sequence[TableCharts]],
+    drawn: Sequence[Sequence[TableCharts]],
     history: Mapping[str, list[Chart]],
     styles: Mapping[str, Style],
     scenes: Sequence[Scene],
@@ -248,41 +197,39 @@ def _render(
     smoke: bool,
 ) -> str:
     script = (_PARTS / "script.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         loader=FileSystemLoader(_PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["typeset"] = _typeset
-    no_replay = next((note for note in found.notes if note.startswith("replay")), "")
+    environment.filters |= {
+        "typeset": _typeset,
+        "emphasise": _emphasise,
+        "svg": charts.as_svg,
+        "printable": _printable,
+        "slot": charts.css_name,
+    }
+    environment.globals |= {"tables": tables, "grids": grids, "small": SMALL}
     return environment.get_template("template.html").render(
         title=title,
+        found=found,
+        parts=list(zip(found.parts, drawn, strict=True)),
+        history=history,
+        styles=styles,
+        scenes=scenes,
+        no_replay=next((note for note in found.notes if note.startswith("replay")), None),
         verdicts=list_verdicts(found.parts[0].main) if found.parts else [],
         lede=_describe(found),
         facts=_list_facts(found),
-        smoke=_warn(found, smoke),
+        smoke=smoke,
+        warning=_warn(found, smoke),
         notes=list(dict.fromkeys(found.notes)),
-        parts=[
-            _view_part(part, charts, styles, number, smoke)
-            for number, (part, charts) in enumerate(zip(found.parts, results, strict=True))
-        ],
-        scenes=[_view_scene(scene) for scene in scenes],
-        no_replay=no_replay
-        or "A replay needs evaluation runs of a base and a student that keep token ids, or --model to decode an example now.",
-        history={name: _figures(charts, smoke) for name, charts in history.items()},
-        stores=grids.grid_stores(found.stores),
-        trainings=grids.grid_trainings(found.trainings),
-        sources=grids.grid_sources(found),
         version=tad.__version__,
         commit=(find_commit() or "")[:12],
         made=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
-        markers=_MARKERS,
-        styles=styles,
-        smoke_all=smoke,
-        light=Markup(css_variables(LIGHT)),
-        dark=Markup(css_variables(DARK)),
+        light=Markup(charts.css_variables(charts.LIGHT)),
+        dark=Markup(charts.css_variables(charts.DARK)),
         style=Markup((_PARTS / "style.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        script_hash=digest,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=_embed(found),
     )
 
@@ -292,77 +239,14 @@ def _typeset(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=[\d ])", "−", text).replace(">=", "≥")
 
 
-def _view_part(
-    part: Part, charts: Sequence[TableCharts], styles: Mapping[str, Style], number: int, smoke: bool
-) -> dict[str, Any]:
-    views = [
-        _view_table(table, drawn, styles, smoke) for table, drawn in zip(part.tables, charts, strict=True)
-    ]
-    tuning = None
-    if part.tuning is not None:
-        trials = part.tuning.trials
-        tuning = {
-            "table": grids.grid_trials(part.tuning, part.name),
-            "count": max((trial.number + 1 for _, trial in trials), default=0),
-            "seed": part.tuning.seed,
-            "tasks": part.tuning.tasks,
-            "untried": list(dict.fromkeys(title for title, trial in trials if trial.score is None)),
-        }
-    return {
-        "id": f"part-{number}",
-        "name": part.name,
-        "about": part.about,
-        "main": views[0],
-        "others": views[1:],
-        "tuning": tuning,
-    }
+def _emphasise(text: str) -> Markup:
+    """*words* in italics."""
+    return Markup(re.sub(r"\*(.+?)\*", r"<i>\1</i>", str(Markup.escape(text))))
 
 
-def _view_table(
-    table: ResultTable, charts: TableCharts, styles: Mapping[str, Style], smoke: bool
-) -> dict[str, Any]:
-    rows = [row for row in table.rows if row.scopes]
-    others = table.scopes[1:] if len(table.tasks) > 1 else []
-    pairs = (grid_pairs(table, baseline) for baseline in (False, True))
-    return {
-        "title": table.title,
-        "tolerance": f"{table.tolerance:g}",
-        "verdicts": list_verdicts(table),
-        "done": len(rows),
-        "planned": len(table.rows),
-        "rows": grid_results(table, [table.scope]) if rows else None,
-        "scopes": grid_results(table, others) if rows and others else None,
-        "missing": [(row.title, row.state) for row in table.rows if not row.scopes],
-        "words": [
-            Markup(re.sub(r"\*(.+?)\*", r"<i>\1</i>", str(Markup.escape(_typeset(line)))))
-            for line in explain(table)
-        ],
-        "legend": [
-            {
-                "label": row.title,
-                "style": styles[row.title],
-                "slot": css_name(row.title),
-                "seeds": _count(describe_seeds(row)),
-            }
-            for row in rows
-        ],
-        "first": _figures(charts.first, smoke),
-        "tasks": _figures(charts.scopes, smoke),
-        "pairs": [grid for grid in pairs if grid is not None] if rows else [],
-        "points": grid_points(table, table.scopes) if rows else None,
-    }
-
-
-def _count(seeds: str) -> str:
-    """Beside a name in the legend."""
-    return "" if seeds in ("-", "1", "0") else f"{seeds} seeds"
-
-
-def _figures(charts: Sequence[Chart], smoke: bool) -> list[dict[str, Any]]:
-    return [
-        {"title": chart.title, "svg": Markup(as_svg(chart)), "smoke": smoke or chart.n < SMALL}
-        for chart in charts
-    ]
+def _printable(text: str) -> str:
+    """A token's text in a cell: line ends and control characters as signs."""
+    return "".join(c if c.isprintable() or c == " " else "↵" if c == "\n" else "▯" for c in text)
 
 
 def _describe(found: Gathered) -> str:
@@ -390,12 +274,12 @@ def _describe(found: Gathered) -> str:
 def _list_facts(found: Gathered) -> list[tuple[str, str]]:
     """What the numbers rest on: a few values of each."""
     runs = [run for part in found.parts for run in part.runs]
-    origins = [run.origin for run in runs] + [run.origin for run in found.trainings]
+    calls = [run.call for run in runs] + [run.call for run in found.trainings]
     seeds = sorted({run.seed for run in found.trainings if run.seed is not None})
     every: dict[str, list[str | None]] = {
         "problems per task": [f"{n:,}" for part in found.parts for n in part.main.tasks.values()],
-        "machines": [origin.device for origin in origins],
-        "commits": [origin.commit and origin.commit[:10] + origin.commit[40:] for origin in origins],
+        "machines": [call.get("device") for call in calls],
+        "commits": [grids.show_commit(call).strip("-") for call in calls],
         "training seeds": [f"{len(seeds)} ({', '.join(map(str, seeds))})"] if len(seeds) > 1 else [],
         "precision": [run.meta.dtype for run in runs],
         "positions generated": [str(run.meta.gen_length) for run in runs],
@@ -441,54 +325,10 @@ def _embed(found: Gathered) -> Markup:
             for store in found.stores
         ],
         "trainings": [
-            {"folder": run.folder, "recipe": run.recipe, "origin": asdict(run.origin)}
+            {"folder": run.folder, "recipe": run.recipe, **{key: run.call.get(key) for key in _MADE}}
             for run in found.trainings
         ],
         "notes": found.notes,
     }
     text = json.dumps(finite(values), ensure_ascii=True, default=str, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _view_scene(scene: Scene) -> dict[str, Any]:
-    return {
-        "title": scene.title,
-        "prompt": scene.prompt,
-        "why": scene.why,
-        "last": max(side.forwards for side in scene.sides),
-        "sides": [_view_side(side) for side in scene.sides],
-    }
-
-
-def _view_side(side: Side) -> dict[str, Any]:
-    return {
-        "label": side.label,
-        "setting": side.setting,
-        "forwards": side.forwards,
-        "tokens": side.tokens,
-        "tpf": f"{side.tokens / max(1, side.forwards):.2f}",
-        "verdict": {True: "right", False: "wrong", None: ""}[side.correct],
-        "cells": [_view_position(side, place) for place in range(len(side.pieces))],
-    }
-
-
-def _view_position(side: Side, place: int) -> dict[str, Any]:
-    """A position: an end token is a square, filler and ends behind the first one are dots."""
-    step, text = side.steps[place], side.pieces[place]
-    kind = "text"
-    if step == 0 or place >= side.tokens:
-        kind, text = "filler", "·"
-    elif side.ends[place]:
-        kind, text = "end", "■"
-    breaks = kind == "text" and "\n" in text
-    shown = "".join(c if c.isprintable() or c == " " else "↵" if c == "\n" else "▯" for c in text)
-    when = f"revealed by forward {step}" if step else "filled after the end"
-    t = 0.0 if step <= 1 else (step - 1) / max(1, side.forwards - 1)
-    return {
-        "kind": kind,
-        "text": shown,
-        "step": step,
-        "t": f"{t:.3f}",
-        "title": f"position {place + 1}, {when}",
-        "breaks": breaks,
-    }

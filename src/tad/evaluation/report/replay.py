@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from tad.decoding import Decoded, decode, get_decoder
 from tad.errors import TadError
@@ -34,14 +34,21 @@ _SCENES = 4  # one per task, at most
 
 
 @dataclass(frozen=True)
+class CanvasCell:
+    """A position of the canvas."""
+
+    text: str
+    step: int  # the forward that revealed it; 0: filler after the end
+    kind: str  # "text", "end" of the answer, or "filler" behind it
+
+
+@dataclass(frozen=True)
 class Side:
     """One decode of the example."""
 
     label: str
     setting: str
-    pieces: list[str]  # per position: its text
-    steps: list[int]  # per position: the forward that revealed it; 0: filler after the end
-    ends: list[bool]  # per position: an end token
+    cells: list[CanvasCell]
     forwards: int
     tokens: int  # content, the first end token included
     correct: bool | None
@@ -55,6 +62,11 @@ class Scene:
     prompt: str
     why: str  # this example
     sides: tuple[Side, Side]
+
+    @property
+    def last(self) -> int:
+        """The forward after which both are done."""
+        return max(side.forwards for side in self.sides)
 
 
 # From rows
@@ -85,12 +97,13 @@ def replay_rows(group: RunGroup, table: ResultTable, example: str | None, notes:
         )
     scenes = []
     for key, why in _choose(shared, answers, example):
-        sides = tuple(
-            _side_of_row(speller, method.settings[at].name, method.name, rows[key])
-            for method, at, rows in zip(methods, places, answers, strict=True)
-        )
-        prompt = answers[0][key].prompt
-        scenes.append(Scene(_title(key), _readable(speller, prompt), why, cast(tuple[Side, Side], sides)))
+        sides = []
+        for method, at, rows in zip(methods, places, answers, strict=True):
+            row, setting = rows[key], describe_setting(method.settings[at].name)
+            cells = lay_out(speller, row.ids, row.steps, row.tokens)
+            sides.append(Side(method.name, setting, cells, row.forwards, row.tokens, row.correct))
+        prompt = _readable(speller, answers[0][key].prompt)
+        scenes.append(Scene(_title(key), prompt, why, (sides[0], sides[1])))
     return scenes
 
 
@@ -140,29 +153,23 @@ def load_speller(source: str) -> LM:
     return LM(cast(Any, None), checkpoint.family, tokens, tokenizer, source)
 
 
-def _side_of_row(speller: LM | None, setting: str, label: str, row: Row) -> Side:
-    return Side(
-        label=label,
-        setting=describe_setting(setting),
-        pieces=spell(speller, row.ids),
-        steps=list(row.steps),
-        ends=_ends(row.ids, row.tokens, speller),
-        forwards=row.forwards,
-        tokens=row.tokens,
-        correct=row.correct,
-    )
-
-
-def _ends(ids: Sequence[int], tokens: int, speller: LM | None) -> list[bool]:
-    """Which positions hold an end token. Without a tokenizer: what follows the content."""
-    if speller is None or speller.tokenizer is None:
-        return [place >= tokens for place in range(len(ids))]
-    return [token in speller.tokens.ends for token in ids]
+def lay_out(speller: LM | None, ids: Sequence[int], steps: Sequence[int], tokens: int) -> list[CanvasCell]:
+    """The canvas of an answer whose first `tokens` positions are content."""
+    ends = speller.tokens.ends if speller is not None else ()
+    cells = []
+    for place, (token, text, step) in enumerate(zip(ids, spell(speller, ids), steps, strict=True)):
+        if step == 0 or place >= tokens:
+            cells.append(CanvasCell("·", step, "filler"))
+        elif token in ends:
+            cells.append(CanvasCell("■", step, "end"))
+        else:
+            cells.append(CanvasCell(text, step, "text"))
+    return cells
 
 
 def spell(speller: LM | None, ids: Sequence[int]) -> list[str]:
     """The text of every position. A character that is spread over several tokens stands where its last one is."""
-    if speller is None or speller.tokenizer is None:
+    if speller is None:
         return [f"{token} " for token in ids]
     pieces, before = [], ""
     for place in range(len(ids)):
@@ -179,8 +186,7 @@ def spell(speller: LM | None, ids: Sequence[int]) -> list[str]:
 def _readable(speller: LM | None, prompt: str) -> str:
     """A prompt without the chat's special tokens."""
     if speller is not None and speller.tokenizer is not None:
-        header = speller.family.assistant_header
-        prompt = prompt.removesuffix(header)
+        prompt = prompt.removesuffix(speller.family.assistant_header)
         for token in sorted(speller.tokenizer.all_special_tokens, key=len, reverse=True):
             prompt = prompt.replace(token, "")
     return prompt.strip()
@@ -188,86 +194,62 @@ def _readable(speller: LM | None, prompt: str) -> str:
 
 # From a decode now
 
-Asked: TypeAlias = "tuple[list[int], str, str, str, Item | None]"  # ids, text, title, why, item
+
+@dataclass(frozen=True)
+class Live:
+    """Models to decode a replay with, instead of taking it from rows: the base one token at a time, and the student, or the
+    base without one, with `decoder`."""
+
+    base: LM
+    student: LM | None = None
+    decoder: str = "tad"
+    prompt: str | None = None
+    gen_length: int | None = None
 
 
-def decode_scenes(
-    base: LM,
-    student: LM | None,
-    runs: Sequence[Path],
-    prompt: str | None = None,
-    decoder: str = "tad",
-    gen_length: int | None = None,
-    example: str | None = None,
-) -> list[Scene]:
-    """Decode now: the base one token at a time, and the student, or the base without one, with `decoder`.
-
-    The examples are the first of each task of the first run whose data are at hand, or `prompt`.
-    """
-    asked: list[Asked]
-    if prompt is not None:
-        length = gen_length or 128
-        asked = [(base.encode(prompt), prompt, "a prompt of your own", "given on the command line", None)]
-    else:
-        asked, length = _asked(base, runs, gen_length, example)
-    pairs = (
-        (base, FIRST, f"{BASE}, {FIRST}"),
-        (student or base, decoder, f"{path_name(str(student.adapter)) if student else BASE}, {decoder}"),
-    )
-    scenes = []
-    for ids, text, title, why, item in asked:
-        sides = []
-        for lm, name, label in pairs:
-            seed = 0 if item is None else row_seed(0, item.example.id, 0)
-            row = decode(lm, [ids], name, length, seed)[0]
-            sides.append(_side_of_decode(lm, name, label, row, item))
-        scenes.append(Scene(title, text, why, (sides[0], sides[1])))
-    return scenes
-
-
-def _asked(
-    lm: LM, runs: Sequence[Path], gen_length: int | None, example: str | None
-) -> tuple[list[Asked], int]:
+def decode_scenes(live: Live, runs: Sequence[Path], example: str | None = None) -> list[Scene]:
+    """Decode now: the prompt, or the first example of each task of the first run, or the one of that id."""
+    if live.prompt is not None:
+        ids, length = live.base.encode(live.prompt), live.gen_length or 128
+        sides = _decode_sides(live, ids, length, None)
+        return [Scene("a prompt of your own", live.prompt, "given on the command line", sides)]
     if not runs:
         raise TadError("a replay needs a question: give --prompt, or a directory with evaluation runs")
     results = Results.open(runs[0])
     items = questions_of(results).items
     if example is not None:
-        chosen = [item for item in items if item.example.id == example]
+        chosen, why = [item for item in items if item.example.id == example], "chosen by hand"
         if not chosen:
             raise TadError(f"--example {example}: not an example of {runs[0]}")
     else:
         chosen = list({item.label: item for item in reversed(items)}.values())[::-1][:_SCENES]
-    why = "chosen by hand" if example is not None else "the first of the task; decoded for this report"
-    asked: list[Asked] = [
-        (
-            plain_ids(lm, item.task, item.example, item.template),
-            item.prompt.text,
-            _title(item.key),
-            why,
-            item,
-        )
-        for item in chosen
-    ]
-    return asked, gen_length or results.meta.gen_length
+        why = "the first of the task; decoded for this report"
+    scenes = []
+    for item in chosen:
+        ids = plain_ids(live.base, item.task, item.example, item.template)
+        sides = _decode_sides(live, ids, live.gen_length or results.meta.gen_length, item)
+        scenes.append(Scene(_title(item.key), item.prompt.text, why, sides))
+    return scenes
 
 
-def _side_of_decode(lm: LM, decoder: str, label: str, row: Decoded, item: Item | None) -> Side:
-    correct = None
-    if item is not None:
-        text = item.prompt.cut(lm.decode(row.answer))
-        try:
-            correct = item.task.grade(item.example, text).correct
-        except TadError:  # no sandbox here: the replay is shown without a verdict
-            correct = None
-    threshold = getattr(get_decoder(decoder, lm.family.name).rule, "threshold", None)
-    return Side(
-        label=label,
-        setting="one token" if decoder == FIRST else f"threshold {threshold:g}" if threshold else "",
-        pieces=spell(lm, row.tokens),
-        steps=row.steps,
-        ends=[token in lm.tokens.ends for token in row.tokens],
-        forwards=row.forwards,
-        tokens=len(row.content),
-        correct=correct,
-    )
+def _decode_sides(live: Live, ids: list[int], length: int, item: Item | None) -> tuple[Side, Side]:
+    student = BASE if live.student is None else path_name(str(live.student.adapter))
+    seed = 0 if item is None else row_seed(0, item.example.id, 0)
+    sides = []
+    for lm, name, decoder in ((live.base, BASE, FIRST), (live.student or live.base, student, live.decoder)):
+        row = decode(lm, [ids], decoder, length, seed)[0]
+        threshold = getattr(get_decoder(decoder, lm.family.name).rule, "threshold", None)
+        setting = "one token" if decoder == FIRST else f"threshold {threshold:g}" if threshold else ""
+        tokens = len(row.content)
+        cells = lay_out(lm, row.tokens, row.steps, tokens)
+        sides.append(Side(f"{name}, {decoder}", setting, cells, row.forwards, tokens, _grade(lm, row, item)))
+    return sides[0], sides[1]
+
+
+def _grade(lm: LM, row: Decoded, item: Item | None) -> bool | None:
+    if item is None:
+        return None
+    try:
+        return item.task.grade(item.example, item.prompt.cut(lm.decode(row.answer))).correct
+    except TadError:  # no sandbox here: the replay is shown without a verdict
+        return None
