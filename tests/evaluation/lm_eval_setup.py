@@ -1,13 +1,10 @@
-"""What the tests of the harness plugin share: tiny models with room for real prompts, and the benchmark data."""
+"""What the tests of the harness plugin share: tiny models with room for real prompts."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tad.models import LM, Family, load
@@ -29,12 +26,3 @@ def write_roomy(folder: Path, family: Family, scale: float = 8.0) -> Path:
 
 def tiny_lm(folder: Path, family: Family, scale: float = 8.0) -> LM:
     return load(write_roomy(folder, family, scale), device="cpu")
-
-
-def find_data() -> Path:
-    """Real benchmark data: TAD_DATA, else a directory next to the repository."""
-    chosen = os.environ.get("TAD_DATA")
-    directory = Path(chosen) if chosen else Path(__file__).resolve().parents[3] / "shared" / "data"
-    if not directory.is_dir():
-        pytest.skip("needs the benchmark data: set TAD_DATA to a directory that holds it")
-    return directory

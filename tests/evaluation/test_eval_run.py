@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from eval_world import EXAMPLES, content, recipe_of
+from lm_eval_setup import tiny_lm
 
 from tad.decoding import decode
 from tad.errors import TadError
@@ -27,7 +28,12 @@ from tad.models import DREAM, LLADA, LM, load
 from tad.tasks import Example
 from tad.tasks.jsonl import Jsonl
 from tad.tasks.sandbox import Sandbox
-from tiny_lm import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(lm: LM, world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """The rows of a run that nothing stopped."""
+    return content(evaluate(lm, recipe_of(world), tmp_path_factory.mktemp("run") / "whole"))
 
 
 def test_rows_say_what_was_asked_what_came_and_why_it_is_right(lm: LM, world: Path, tmp_path: Path) -> None:
@@ -72,15 +78,16 @@ def test_sampled_rows_do_not_depend_on_the_batch_and_follow_the_seed(
     assert texts("c", seed=1) != texts("d")
 
 
-def test_a_run_that_was_stopped_is_continued_to_the_same_rows(lm: LM, world: Path, tmp_path: Path) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
+def test_a_run_that_was_stopped_is_continued_to_the_same_rows(
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict]
+) -> None:
     made: list[int] = []
     part = evaluate(lm, recipe_of(world), tmp_path / "part", lambda p: made.append(p.rows), lambda: True)
     assert 0 < len(part.rows()) < EXAMPLES
     summary = json.loads((tmp_path / "part" / "summary.json").read_text())
     assert not summary["complete"]
     done = evaluate(lm, recipe_of(world, batch_size=3), tmp_path / "part")
-    assert content(done) == content(whole)
+    assert content(done) == whole
     assert json.loads((tmp_path / "part" / "summary.json").read_text())["complete"]
     assert not list((tmp_path / "part").glob("part-*"))
 
@@ -93,42 +100,40 @@ def test_a_finished_run_is_not_decoded_again(
     assert content(evaluate(lm, recipe_of(world), tmp_path / "r")) == first
 
 
-def test_a_torn_last_line_is_made_again(lm: LM, world: Path, tmp_path: Path) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
+def test_a_torn_last_line_is_made_again(lm: LM, world: Path, tmp_path: Path, whole: list[dict]) -> None:
     evaluate(lm, recipe_of(world), tmp_path / "torn", stopping=lambda: True)
     part = tmp_path / "torn" / "part-00000.jsonl"
     part.write_bytes(part.read_bytes()[:-40])
     assert len(Results.open(tmp_path / "torn").rows()) == 3
-    assert content(evaluate(lm, recipe_of(world), tmp_path / "torn")) == content(whole)
+    assert content(evaluate(lm, recipe_of(world), tmp_path / "torn")) == whole
 
 
 def test_two_processes_share_the_work_and_make_the_same_rows(
-    lm: LM, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, complete in (("0", False), ("1", True)):
         monkeypatch.setenv("RANK", rank)
         shared = evaluate(lm, recipe_of(world), tmp_path / "shared")
         assert shared.is_complete() == complete
-    assert content(shared) == content(whole)
+    assert content(shared) == whole
 
 
 def test_a_run_begun_by_two_processes_is_finished_by_one(
-    lm: LM, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     evaluate(lm, recipe_of(world), tmp_path / "shared", grade=False)
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.delenv("RANK")
-    assert content(evaluate(lm, recipe_of(world), tmp_path / "shared")) == content(whole)
+    assert content(evaluate(lm, recipe_of(world), tmp_path / "shared")) == whole
 
 
 @pytest.mark.slow
-def test_processes_at_the_same_time_make_the_same_rows(lm: LM, world: Path, tmp_path: Path) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
+def test_processes_at_the_same_time_make_the_same_rows(
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict]
+) -> None:
     processes = [
         subprocess.Popen(
             command(world, tmp_path / "shared"),
@@ -139,15 +144,14 @@ def test_processes_at_the_same_time_make_the_same_rows(lm: LM, world: Path, tmp_
         for rank in range(2)
     ]
     assert [process.wait(timeout=240) for process in processes] == [0, 0]
-    assert content(Results.open(tmp_path / "shared")) == content(whole)
+    assert content(Results.open(tmp_path / "shared")) == whole
 
 
 @pytest.mark.slow
-def test_ray_actors_make_the_same_rows(lm: LM, world: Path, tmp_path: Path) -> None:
+def test_ray_actors_make_the_same_rows(lm: LM, world: Path, tmp_path: Path, whole: list[dict]) -> None:
     pytest.importorskip("ray", reason="needs the extra 'ray'")
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
     results = evaluate_with_ray(recipe_of(world, batch_size=1), tmp_path / "ray")
-    assert content(results) == content(whole)
+    assert content(results) == whole
 
 
 def command(world: Path, out: Path, batch: int = 1) -> list[str]:
@@ -160,9 +164,8 @@ def command(world: Path, out: Path, batch: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_and_interrupted_runs_end_in_the_same_rows(
-    lm: LM, world: Path, tmp_path: Path, rounds: int
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict], rounds: int
 ) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     draws = random.Random(0)
     rows = 0
@@ -184,17 +187,18 @@ def test_killed_and_interrupted_runs_end_in_the_same_rows(
         found = len(Results.open(tmp_path / "broken").rows())
         assert found >= rows
         rows = found
-    assert content(evaluate(lm, recipe_of(world), tmp_path / "broken")) == content(whole)
+    assert content(evaluate(lm, recipe_of(world), tmp_path / "broken")) == whole
 
 
-def test_texts_decoded_without_grading_are_graded_later(lm: LM, world: Path, tmp_path: Path) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
+def test_texts_decoded_without_grading_are_graded_later(
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict]
+) -> None:
     plain = evaluate(lm, recipe_of(world), tmp_path / "plain", grade=False)
     assert {row.correct for row in plain.rows()} == {None}
     assert json.loads((tmp_path / "plain" / "summary.json").read_text())["overall"]["tad"]["accuracy"] is None
     ((graded, changed),) = regrade([tmp_path / "plain"])
     assert changed == EXAMPLES
-    assert content(graded) == content(whole)
+    assert content(graded) == whole
     assert [count for _, count in regrade([tmp_path / "plain"])] == [0]
 
 
@@ -225,10 +229,11 @@ def test_equal_texts_are_graded_once_and_other_texts_for_themselves(
     assert not any(y.correct for x, y in zip(a, c, strict=True) if x.text != y.text)
 
 
-def test_evaluating_again_grades_what_is_not_graded(lm: LM, world: Path, tmp_path: Path) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
+def test_evaluating_again_grades_what_is_not_graded(
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict]
+) -> None:
     evaluate(lm, recipe_of(world), tmp_path / "plain", grade=False, stopping=lambda: True)
-    assert content(evaluate(lm, recipe_of(world), tmp_path / "plain")) == content(whole)
+    assert content(evaluate(lm, recipe_of(world), tmp_path / "plain")) == whole
 
 
 def test_grading_again_refuses_other_data(lm: LM, world: Path, tmp_path: Path) -> None:
@@ -254,9 +259,8 @@ def test_a_prompt_that_does_not_fit_is_wrong_and_said(lm: LM, world: Path, tmp_p
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_cut(
-    lm: LM, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lm: LM, world: Path, tmp_path: Path, whole: list[dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluate(lm, recipe_of(world), tmp_path / "whole")
     sizes: list[int] = []
 
     def cramped(lm: LM, prompts: Sequence[list[int]], *rest: object) -> object:
@@ -266,7 +270,7 @@ def test_a_batch_that_does_not_fit_the_memory_is_cut(
         return decode(lm, prompts, *rest)
 
     monkeypatch.setattr(run_module, "decode", cramped)
-    assert content(evaluate(lm, recipe_of(world, batch_size=6), tmp_path / "cut")) == content(whole)
+    assert content(evaluate(lm, recipe_of(world, batch_size=6), tmp_path / "cut")) == whole
     assert sizes.count(6) == 1  # the next batches begin smaller
 
 
@@ -385,7 +389,7 @@ def test_published_benchmarks_run_from_prompt_to_verdict(
     world: Path, tmp_path: Path, data_dir: Path, family: str
 ) -> None:
     """Scores of a random model are near zero; what counts is that every part works, and works again after a stop."""
-    lm = load(write_roomy(tmp_path / "model", family), device="cpu")
+    lm = tiny_lm(tmp_path / "model", {"llada": LLADA, "dream": DREAM}[family])
     own = {"llada": ["humaneval", "mbpp"], "dream": ["humaneval-instruct", "mbpp-instruct"]}[family]
     names = ["gsm8k", "math", *own]
     recipe = recipe_of(world, tasks=list_tasks(names, limit=2), decoder="tad", data_dir=str(data_dir))
@@ -397,17 +401,6 @@ def test_published_benchmarks_run_from_prompt_to_verdict(
     prompts = {row.task: row.prompt for row in whole.rows()}
     assert prompts["math"].count("Problem:") == 5
     assert prompts["gsm8k"].startswith("<|")
-
-
-def write_roomy(folder: Path, family: str) -> Path:
-    """A tiny model whose context holds a few-shot prompt in bytes."""
-    path = write_checkpoint(folder, {"llada": LLADA, "dream": DREAM}[family])
-    config = json.loads((path / "config.json").read_text())
-    for name in ("max_sequence_length", "max_position_embeddings"):
-        if name in config:
-            config[name] = 4096
-    (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 def test_a_task_named_twice_is_refused(world: Path, lm: LM, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lm_eval_setup import NEEDS_HARNESS, find_data, tiny_lm, write_roomy
+from lm_eval_setup import NEEDS_HARNESS, tiny_lm, write_roomy
 
 pytest.importorskip("lm_eval", reason=NEEDS_HARNESS)
 from lm_eval.tasks import TaskManager
@@ -36,11 +36,6 @@ NAMES = {
     for template in get_task(benchmark).templates
 }
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def data_dir() -> Path:
-    return find_data()
 
 
 @pytest.fixture(scope="module")

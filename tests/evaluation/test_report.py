@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import tabulate_folders
-from tad.evaluation.labels import tell_apart
 from tad.evaluation.report import Report, write_report
 from tad.evaluation.report.gather import Gathered, gather
 from tad.evaluation.report.replay import spell
@@ -146,11 +145,6 @@ def test_a_broken_directory_costs_a_note_and_not_the_report(tmp_path: Path) -> N
     assert [store.window for store in found.stores] == [None]
 
 
-def test_names_get_as_many_parents_as_they_need() -> None:
-    paths = [Path("/a/x/held"), Path("/a/y/held"), Path("/a/y/train")]
-    assert tell_apart(paths) == ["x/held", "y/held", "train"]
-
-
 def test_every_base_and_every_set_of_problems_has_its_own_part(tmp_path: Path) -> None:
     made.write_sweep(tmp_path / "tuning", ("tad",), split="validation")
     made.write_sweep(tmp_path / "final", ("tad",))
@@ -196,19 +190,6 @@ def test_the_verdict_comes_first(folder: Path, page: str) -> None:
     assert re.search(
         r"\dx fewer forwards at [-+]\d+\.\d \[[-+]\d+\.\d, [-+]\d+\.\d\] points, n = 48$", shown[2]
     )
-
-
-def test_seeds_are_counted_where_something_was_trained(page: str) -> None:
-    text = Elements(page).text
-    assert "training seeds 2 (0, 1)" in text
-    assert "training seeds 0" not in text
-
-
-def test_a_given_tolerance_and_y_max_are_used_and_said(folder: Path, tmp_path: Path) -> None:
-    done = write_report([folder], tmp_path / "p.html", y_max={"nano-word": 95.0}, tolerance=4, resamples=5)
-    text = done.page.read_text()
-    assert embedded(text)["parts"][0]["tables"][0]["y_max"]["nano-word"] == 95.0
-    assert "TPF at base − 4" in text
 
 
 def test_small_runs_are_marked_as_smoke_size(page: str, tmp_path: Path) -> None:
@@ -436,16 +417,21 @@ def test_a_character_of_several_tokens_stands_where_its_last_one_is() -> None:
 
 def test_the_command_prints_what_it_wrote_and_what_is_missing(tmp_path: Path) -> None:
     made.write_run(tmp_path / "runs" / "one", "one-by-one", 0.9, 0.9, keep_ids=False)
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "r.html")])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines() == [str(tmp_path / "r.html")]
-    assert "missing: replay of nano-llada" in done.stderr
-
-
-def test_the_command_passes_tolerance_and_y_max_on(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    words = ["report", str(folder), "--out", str(out), "--tolerance", "4", "--y-max", "nano-word=95"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    words = [
+        "report",
+        str(tmp_path / "runs"),
+        "--out",
+        str(out),
+        "--tolerance",
+        "4",
+        "--y-max",
+        "nano-word=95",
+    ]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [str(out)]
+    assert "missing: replay of nano-llada" in done.stderr
     assert embedded(out.read_text())["parts"][0]["tables"][0]["y_max"]["nano-word"] == 95.0
     assert "TPF at base − 4" in out.read_text()
 

@@ -19,10 +19,6 @@ from tad.models import LM, load
 SWEPT = [name for name in DECODERS if name != FIRST]
 
 
-def test_every_kind_of_threshold_has_as_many_points() -> None:
-    assert {len(grid) for grid in GRIDS.values()} == {6}
-
-
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("decoder", SWEPT)
 @pytest.mark.parametrize("gen_length", [96, 256])

@@ -10,7 +10,6 @@ from tad.decoding import decode
 from tad.errors import TadError
 from tad.evaluation import measure_speed
 from tad.evaluation import throughput as module
-from tad.evaluation.tables import show_speeds
 from tad.models import LM
 
 
@@ -54,9 +53,3 @@ def test_the_warm_up_and_broken_batches_are_left_out(
 def test_a_batch_larger_than_the_prompts_is_refused(lm: LM, prompts: list[list[int]]) -> None:
     with pytest.raises(TadError, match="batch size 7 with 6 prompts"):
         list(measure_speed(lm, prompts, "tad", 16, [7], block=8))
-
-
-def test_the_printed_table_has_a_line_per_batch_size(lm: LM, prompts: list[list[int]]) -> None:
-    text = show_speeds(list(measure_speed(lm, prompts, "tad", 16, [1, 2], block=8)))
-    assert len(text.splitlines()) == 4
-    assert "tokens/s all" in text

@@ -345,8 +345,9 @@ def report_rows(progress: Progress, setting: Setting | None = None) -> OnProgres
 
     def report(found: RunProgress) -> None:
         parts = [f"accuracy {found.accuracy:.1f} % of {found.graded}" if found.graded else "not graded"]
-        if found.count.forwards:
-            parts.append(f"TPF {found.count.tpf:.2f} (all {found.count.tpf_all:.2f})")
+        if found.forwards:
+            tpf, tpf_all = found.tokens / found.forwards, found.tokens_all / found.forwards
+            parts.append(f"TPF {tpf:.2f} (all {tpf_all:.2f})")
         progress.update(found.rows, found.total, "  ".join(parts), found.made)
 
     return report

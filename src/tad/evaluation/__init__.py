@@ -1,9 +1,9 @@
 """How well and how fast: runs, tokens per forward, sweeps, the analysis of their outcomes, throughput."""
 
-from tad.evaluation.analysis import Estimate, MethodRuns, Outcomes, PairedDifference, ResultTable, analyse
+from tad.evaluation.analysis import Estimate, PairedDifference, ResultTable, analyse
 from tad.evaluation.aup import Point, TpfAtAccuracy, tpf_at_accuracy
 from tad.evaluation.compare import Comparison, compare_runs
-from tad.evaluation.count import Count
+from tad.evaluation.measurement import MethodRuns, Outcomes
 from tad.evaluation.methods import tabulate_folders
 from tad.evaluation.recipe import EvalRecipe, EvalTask, list_tasks
 from tad.evaluation.results import Results
@@ -14,7 +14,6 @@ from tad.evaluation.throughput import Speed, measure_speed
 
 __all__ = [
     "Comparison",
-    "Count",
     "Estimate",
     "EvalRecipe",
     "EvalTask",

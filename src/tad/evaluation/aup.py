@@ -93,17 +93,6 @@ def without_slower(tpf: np.ndarray) -> np.ndarray:
     return found
 
 
-def keep(points: Sequence[Point], drop: float = DROP) -> list[Point]:
-    """The points that count, in the order of their speed: those at most `drop` below the slowest one's accuracy."""
-    ordered = sorted(points)
-    return [point for point in ordered if ordered[0].accuracy - point.accuracy <= drop]
-
-
-def past_first(points: Sequence[Point]) -> list[Point]:
-    """The first point and those that are faster than it; see `without_slower`."""
-    return [*points[:1], *(point for point in points[1:] if point.tpf > points[0].tpf)]
-
-
 def tpf_at_accuracy(points: Sequence[Point], accuracy: float) -> TpfAtAccuracy:
     """The highest tokens per forward at which straight lines between the points are still at `accuracy`."""
     if not points:

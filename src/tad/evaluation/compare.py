@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from tad.errors import TadError
-from tad.evaluation.analysis import RESAMPLES, MethodRuns, Outcomes, ResultTable, RowSpec, analyse
-from tad.evaluation.labels import label_runs, tell_apart
+from tad.evaluation.analysis import ResultTable, RowSpec, analyse
+from tad.evaluation.labels import distinguish, label_runs, tell_apart
+from tad.evaluation.measurement import RESAMPLES, MethodRuns, Outcomes
 from tad.evaluation.methods import read_outcomes, setting_of
 from tad.evaluation.results import Results
 
@@ -52,14 +53,12 @@ def _name(runs: Sequence[Results]) -> list[str]:
     labels = label_runs([run.meta for run in runs])
     settings = [setting_of(run.meta) for run in runs]
     names = [f"{label.model}, {one.decoder}" for label, one in zip(labels, settings, strict=True)]
-    values = ["" if one.value is None else f" at {one.value:g}" for one in settings]
-    for finer in (values, [f" ({name})" for name in tell_apart(paths)]):
-        counts = [names.count(name) for name in names]
-        names = [
-            f"{name}{more}" if count > 1 else name
-            for name, count, more in zip(names, counts, finer, strict=True)
-        ]
-    return names
+    valued = [
+        name if one.value is None else f"{name} at {one.value:g}"
+        for name, one in zip(names, settings, strict=True)
+    ]
+    placed = [f"{name} ({folder})" for name, folder in zip(valued, tell_apart(paths), strict=True)]
+    return distinguish(names, valued, placed)
 
 
 def _check_tasks(first: Results, other: Results, name: str) -> None:

@@ -92,18 +92,24 @@ def label_runs(metas: Sequence[RunMeta], trainings: Sequence[Path] = ()) -> list
 
 def _tell_apart(labels: Sequence[RunLabel], sources: Mapping[str, str]) -> list[RunLabel]:
     """With one name per series: the first one's, with more of its path where another series has the same."""
-    names: dict[str, str] = {}
+    first: dict[str, str] = {}
     for label in labels:
-        names.setdefault(label.series, label.model)
-    taken = list(names.values())
-    for series, name in list(names.items()):
-        if taken.count(name) > 1 and series in sources:
-            parts = [part for part in Path(sources[series]).parts if part not in (ADAPTER, MODEL, "/")]
-            names[series] = "/".join(parts[-2:])
-    for series, name in list(names.items()):
-        if list(names.values()).count(name) > 1 and series in sources:
-            names[series] = f"{name} ({short_digest(series)[:8]})"
+        first.setdefault(label.series, label.model)
+    paths, digests = [], []
+    for series, name in first.items():
+        parts = [part for part in Path(sources.get(series, name)).parts if part not in (ADAPTER, MODEL, "/")]
+        paths.append("/".join(parts[-2:]))
+        digests.append(f"{paths[-1]} ({short_digest(series)[:8]})" if series in sources else name)
+    names = dict(zip(first, distinguish(list(first.values()), paths, digests), strict=True))
     return [RunLabel(one.base, names[one.series], one.series, one.seed) for one in labels]
+
+
+def distinguish(names: Sequence[str], *finer: Sequence[str]) -> list[str]:
+    """Names, those that several share by their `finer` ones: the first that tell them apart."""
+    found = list(names)
+    for longer in finer:
+        found = [more if found.count(name) > 1 else name for name, more in zip(found, longer, strict=True)]
+    return found
 
 
 def unseeded(name: str) -> tuple[str, int | None]:

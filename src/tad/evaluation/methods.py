@@ -19,8 +19,9 @@ import numpy as np
 from tad.decoding import DECODERS, get_decoder
 from tad.decoding.decoders import describe, parameters
 from tad.errors import TadError
-from tad.evaluation.analysis import RESAMPLES, TOLERANCE, MethodRuns, Outcomes, ResultTable, RowSpec, analyse
-from tad.evaluation.labels import BASE, RunLabel, label_runs, path_name
+from tad.evaluation.analysis import TOLERANCE, ResultTable, RowSpec, analyse
+from tad.evaluation.labels import BASE, RunLabel, distinguish, label_runs, path_name
+from tad.evaluation.measurement import RESAMPLES, MethodRuns, Outcomes
 from tad.evaluation.results import META, Results, RunMeta
 from tad.evaluation.sweep import FIRST, KINDS, Setting
 
@@ -154,11 +155,12 @@ def _name_bases(runs: Sequence[LoadedRun], labels: Sequence[RunLabel]) -> dict[s
     )  # plain ones know it best
     for run, label in ordered:
         named.setdefault(label.base, (path_name(str(run.meta.source["model"])), run.meta.dtype))
-    names = {key: name for key, (name, _) in named.items()}
-    for finer in (lambda key: f"{named[key][0]} ({named[key][1]})", lambda key: f"{named[key][0]} ({key})"):
-        counts = list(names.values())
-        names = {key: finer(key) if counts.count(name) > 1 else name for key, name in names.items()}
-    return names
+    names = distinguish(
+        [name for name, _ in named.values()],
+        [f"{name} ({dtype})" for name, dtype in named.values()],
+        [f"{name} ({key})" for key, (name, _) in named.items()],
+    )
+    return dict(zip(named, names, strict=True))
 
 
 def _add_methods(group: RunGroup, members: Sequence[tuple[LoadedRun, RunLabel]], notes: list[str]) -> None:

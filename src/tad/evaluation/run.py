@@ -23,7 +23,6 @@ import tad
 from tad.decoding import Decoded, decode, get_decoder
 from tad.decoding.decoders import describe, parameters
 from tad.errors import TadError
-from tad.evaluation.count import Count
 from tad.evaluation.questions import Item, Questions, sections_of
 from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results, RunMeta
@@ -167,13 +166,18 @@ class RunProgress:
     rows: int = 0
     graded: int = 0
     correct: int = 0
-    count: Count = Count()  # noqa: RUF009 - a frozen value
+    tokens: int = 0
+    tokens_all: int = 0
+    forwards: int = 0
     made: int = 0  # by this call
 
     def take(self, rows: Sequence[Row], new: bool = True) -> None:
         self.rows += len(rows)
         self.made += len(rows) if new else 0
-        self.count += Count.of(rows)
+        for row in rows:
+            self.tokens += row.tokens
+            self.tokens_all += row.tokens_all
+            self.forwards += row.forwards
         self.judge(rows)
 
     def judge(self, rows: Sequence[Row]) -> None:
@@ -199,12 +203,13 @@ def evaluate(
     questions: Questions | None = None,
     identity: Identity | None = None,
     slim: bool = False,
+    decode_items: Callable[[list[Item]], Iterator[list[Row]]] | None = None,
 ) -> Results:
     """Do what is missing of a run, in this process; under torchrun, this process's share of it.
 
     With `grade` off, or for tasks that are not in it, rows are written without verdicts and `regrade` adds them, perhaps
     elsewhere. `slim` rows are without prompts, token ids and reveal steps. `questions` and `identity` are passed by callers
-    that evaluate the same examples or the same model many times.
+    that evaluate the same examples or the same model many times. `decode_items` takes the place of this process's decoding.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     questions = questions or Questions(recipe.tasks, recipe.data_dir)
@@ -230,7 +235,7 @@ def evaluate(
         began = time.monotonic()
         with Grading(questions, results, progress, recipe.graders, tasks, report) as grading:
             grading.put(ungraded, new=False)
-            for rows in runner.run(mine) if mine else ():
+            for rows in (decode_items or runner.run)(mine) if mine else ():
                 grading.put([replace(row, prompt="", ids=[], steps=[]) for row in rows] if slim else rows)
                 if stopping():
                     break

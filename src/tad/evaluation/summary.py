@@ -1,4 +1,9 @@
-"""Rows in numbers: accuracy and tokens per forward, by task, template and level, with standard errors. Percentages."""
+"""Rows in numbers: accuracy and tokens per forward, by task, template and level, with standard errors. Percentages.
+
+A row's *content* is what was generated up to and including its first end token; *all* its positions include the filler
+behind that. Over a set of rows, tokens per forward is the sum of tokens over the sum of forwards: the mean of the rows'
+ratios would let short answers count as much as long ones.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from tad.evaluation.count import Count
+import numpy as np
+
 from tad.evaluation.row import UNFIT, Row
 from tad.tasks import Score
 
@@ -19,8 +25,10 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     graded = [row for row in rows if row.correct is not None]
     score = Score(len(graded), sum(bool(row.correct) for row in graded))
     low, high = wilson(score.count, score.accuracy)
-    count = Count.of(rows)
-    decoding = sum(row.share for row in rows)
+    tokens, tokens_all, forwards, seconds = (
+        np.array([getattr(row, name) for row in rows])
+        for name in ("tokens", "tokens_all", "forwards", "share")
+    )
     return {
         "n": len(rows),
         "graded": score.count,
@@ -28,16 +36,36 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "accuracy": 100 * score.accuracy,
         "se": 100 * score.standard_error,
         "interval": [100 * low, 100 * high],
-        "tpf": count.tpf,
-        "tpf_se": count.tpf_error,
-        "tpf_all": count.tpf_all,
-        "tokens": count.tokens,
-        "tokens_all": count.tokens_all,
-        "forwards": count.forwards,
-        "decoding_seconds": decoding,
-        "tokens_per_second": count.tokens / decoding if decoding else math.nan,
+        "tpf": divide(tokens.sum(), forwards.sum()),
+        "tpf_se": float(ratio_error(ratio_residuals(tokens, forwards))),
+        "tpf_all": divide(tokens_all.sum(), forwards.sum()),
+        "tokens": int(tokens.sum()),
+        "tokens_all": int(tokens_all.sum()),
+        "forwards": int(forwards.sum()),
+        "decoding_seconds": float(seconds.sum()),
+        "tokens_per_second": divide(tokens.sum(), seconds.sum()),
         "unfit": sum(row.reason == UNFIT for row in rows),
     }
+
+
+def divide(above: float, below: float) -> float:
+    """A ratio; nan where nothing was counted."""
+    return float(above / below) if below else math.nan
+
+
+def ratio_residuals(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """What each problem adds to the error of sum(above) / sum(below): [..., problems] (the delta method)."""
+    total = below.sum(-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        residuals: np.ndarray = (above - above.sum(-1, keepdims=True) / total * below) / total
+    return residuals
+
+
+def ratio_error(residuals: np.ndarray) -> np.ndarray:
+    """Standard error of a ratio of sums over independent problems: [..., problems] -> [...]; nan for one problem."""
+    n = residuals.shape[-1]
+    error: np.ndarray = np.sqrt((residuals**2).sum(-1) * (n / (n - 1) if n > 1 else math.nan))
+    return error
 
 
 def wilson(n: int, p: float, z: float = Z95) -> tuple[float, float]:

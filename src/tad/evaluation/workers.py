@@ -6,17 +6,17 @@ Under torchrun or accelerate nothing is needed: `evaluate` takes its share by RA
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.evaluation.questions import Questions
+from tad.evaluation.questions import Item, Questions
 from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results
 from tad.evaluation.row import Row
-from tad.evaluation.run import Grading, Identity, OnProgress, Runner, RunProgress
+from tad.evaluation.run import Identity, OnProgress, Runner, evaluate
 from tad.models import load
-from tad.training.record import write_record
 
 _CHUNK = 4  # batches per task handed to an actor
 
@@ -50,41 +50,24 @@ def evaluate_with_ray(
     except ImportError:
         raise TadError("workers 'ray' needs Ray: pip install 'tad-dllm[ray]'") from None
     questions = Questions(recipe.tasks, recipe.data_dir)
-    if grade:
-        questions.check_graders()
-    lm = load(recipe.model, recipe.adapter, device="cpu", dtype=recipe.dtype)
-    results = Results.open_or_create(out, Runner(lm, recipe).meta(questions))
+    places = {item.key: number for number, item in enumerate(questions.items)}
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     gpus = int(ray.cluster_resources().get("GPU", 0))
     resources: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": 0.5}
-    with results.writing():
-        found = results.rows()
-        done = {row.key for row in found}
-        missing = [number for number, item in enumerate(questions.items) if item.key not in done]
-        progress = RunProgress(len(questions.items))
-        progress.take(found, new=False)
-        size = _CHUNK * recipe.batch_size
-        chunks = [{"items": json.dumps(missing[low : low + size])} for low in range(0, len(missing), size)]
-        tasks = questions.labels if grade else ()
-        with Grading(questions, results, progress, recipe.graders, tasks, report) as grading:
-            if grade:
-                grading.put([row for row in found if row.correct is None], new=False)
-            if chunks:
-                write_record(
-                    results.folder,
-                    recipe.model_dump(mode="json"),
-                    rows_before=len(found),
-                    processes=gpus or 2,
-                )
-                rows = ray.data.from_items(chunks, override_num_blocks=len(chunks)).map_batches(
-                    _RayRunner,
-                    fn_constructor_kwargs={"recipe": recipe.model_dump(mode="json")},
-                    batch_size=1,
-                    concurrency=gpus or 2,
-                    **resources,
-                )
-                for entry in rows.iter_rows():
-                    grading.put([Row.from_record(values, "ray") for values in json.loads(entry["rows"])])
-        results.close([item.key for item in questions.items])
-    return results
+
+    def decode_items(items: list[Item]) -> Iterator[list[Row]]:
+        numbers, size = [places[item.key] for item in items], _CHUNK * recipe.batch_size
+        chunks = [{"items": json.dumps(numbers[low : low + size])} for low in range(0, len(numbers), size)]
+        found = ray.data.from_items(chunks, override_num_blocks=len(chunks)).map_batches(
+            _RayRunner,
+            fn_constructor_kwargs={"recipe": recipe.model_dump(mode="json")},
+            batch_size=1,
+            concurrency=gpus or 2,
+            **resources,
+        )
+        for entry in found.iter_rows():
+            yield [Row.from_record(values, "ray") for values in json.loads(entry["rows"])]
+
+    lm = load(recipe.model, recipe.adapter, device="cpu", dtype=recipe.dtype)
+    return evaluate(lm, recipe, out, report, grade=grade, questions=questions, decode_items=decode_items)

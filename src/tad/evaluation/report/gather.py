@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
+from tad.evaluation.analysis import TOLERANCE, ResultTable
 from tad.evaluation.labels import path_name, tell_apart, unseeded
+from tad.evaluation.measurement import RESAMPLES
 from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta

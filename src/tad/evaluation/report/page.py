@@ -18,8 +18,9 @@ from markupsafe import Markup
 import tad
 from tad.errors import TadError
 from tad.evaluation import tables
-from tad.evaluation.analysis import RESAMPLES, TOLERANCE, ResultTable
-from tad.evaluation.labels import tell_apart
+from tad.evaluation.analysis import TOLERANCE, ResultTable
+from tad.evaluation.labels import distinguish, tell_apart
+from tad.evaluation.measurement import RESAMPLES
 from tad.evaluation.report import charts, grids
 from tad.evaluation.report.charts import Chart, Style
 from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather
@@ -126,12 +127,14 @@ def _chart_history(found: Gathered) -> dict[str, list[Chart]]:
     series: dict[str, list[TrainingData]] = {}
     for training in (run for run in found.trainings if not run.trial):
         series.setdefault(training.series, []).append(training)
-    names = [runs[0].name for runs in series.values()]
-    folders = tell_apart([runs[0].folder for runs in series.values()])
-    losses: list[Chart | None] = []
-    for runs, name, folder in zip(series.values(), names, folders, strict=True):
-        title = name if names.count(name) == 1 else f"{name}, {folder}"
-        losses.append(charts.chart_loss(runs, title, f"loss-{len(losses)}"))
+    firsts = [runs[0] for runs in series.values()]
+    folders = tell_apart([run.folder for run in firsts])
+    placed = [f"{run.name}, {folder}" for run, folder in zip(firsts, folders, strict=True)]
+    titles = distinguish([run.name for run in firsts], placed)
+    losses = [
+        charts.chart_loss(runs, title, f"loss-{i}")
+        for i, (runs, title) in enumerate(zip(series.values(), titles, strict=True))
+    ]
     stores = list(enumerate(found.stores))
     return {
         "decay": _present(charts.chart_decay(store, f"decay-{i}") for i, store in stores),

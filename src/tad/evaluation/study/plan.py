@@ -18,7 +18,8 @@ from typing import Any
 
 from tad.config import parse_recipe
 from tad.errors import TadError
-from tad.evaluation.analysis import MethodRuns, ResultTable, RowSpec, analyse, list_scopes
+from tad.evaluation.analysis import ResultTable, RowSpec, analyse, list_scopes
+from tad.evaluation.measurement import MethodRuns
 from tad.evaluation.methods import read_outcomes
 from tad.evaluation.results import read_summary
 from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, choose, resolve_methods
