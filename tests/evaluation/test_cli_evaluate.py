@@ -120,14 +120,18 @@ def test_the_tolerance_of_the_commands_is_the_analysis_s(model: str, own: list[s
     assert "TPF at base - 7" in run("points", tmp_path / "s", "--tolerance", "7").stdout
 
 
-def test_throughput_prints_a_line_per_batch_size(model: str, own: list[str], world: Path) -> None:
-    task = ["--task", f"jsonl:{world / 'questions.jsonl'}", *own[2:]]
-    result = run("throughput", model, *task, "--batch", "1,4", "--limit", 8, "--warmup", 1)
-    assert "tokens/s" in result.stdout
-    assert "1 batches of warm-up left out" in result.stdout
-    found = json.loads(run("throughput", model, *task, "--batch", "2", "--limit", 4, "--json").stdout)
-    assert found["speeds"][0]["rows"] == 4
+def test_throughput_compares_methods(model: str, own: list[str], world: Path, tmp_path: Path) -> None:
+    load(model, device="cpu").attach(rank=2).save_pretrained(tmp_path / "speed" / "adapter")
+    task = ["--task", f"jsonl:{world / 'questions.jsonl'}", *own[2:], "--limit", 4, "--warmup", 1]
+    methods = ["base,one-by-one", f"{tmp_path / 'speed' / 'adapter'},tad,threshold=0.4"]
+    words = [word for name in methods for word in ("--method", name)]
+    text = run("throughput", model, *task, *words, "--batch", "1,4").stdout
+    assert text.count("base, one-by-one") == text.count("speed, tad, threshold=0.4") == 2
+    found = json.loads(run("throughput", model, *task, "--json").stdout)
+    assert (found["speeds"][0]["method"], found["speeds"][0]["rows"]) == ("base, tad", 4)
     assert "commit" in found["machine"]
+    with pytest.raises(TadError, match="--method base"):
+        run("throughput", model, *task, "--method", "base")
 
 
 def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], tmp_path: Path) -> None:

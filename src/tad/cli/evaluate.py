@@ -242,9 +242,14 @@ def compare(
 
 def throughput(
     model: options.Model,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL,DECODER[,KEY=VALUE...]",
+            help="'base' or an adapter, a decoder and its parameters: base,one-by-one; repeat it to compare.",
+        ),
+    ] = None,
     task: Annotated[str, typer.Option(help="Where the prompts are from.")] = "gsm8k",
-    decoder: options.Decoder = "tad",
-    adapter: options.Adapter = None,
     batch: Annotated[
         str, typer.Option(help="Batch sizes, with commas; 1 is the published tables' measure.")
     ] = "1",
@@ -253,37 +258,64 @@ def throughput(
     gen_length: options.GenLength = 256,
     settings: Settings = None,
     template: Template = "tad",
+    no_grade: Annotated[bool, typer.Option("--no-grade", help="Leave the accuracy out.")] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Tokens per second, by both counts, for one row at a time and for larger batches."""
+    """Tokens per second of methods that take turns: accuracy, tokens per forward, and the ratio to the base and to the first."""
     sizes = [int(number) for number in _numbers("--batch", batch, whole=True)]
-    own, task_options = _settings(settings)
+    shared, task_options = _settings(settings)
+    chosen = [_read_method(text) for text in method or ["base,tad"]]
 
     from tad.decoding import get_decoder
-    from tad.evaluation import list_tasks, measure_speed
+    from tad.evaluation import TimedMethod, list_tasks, measure_speeds
+    from tad.evaluation.labels import path_name
     from tad.evaluation.questions import Questions
+    from tad.evaluation.sweep import FIRST
     from tad.evaluation.tables import show_speeds
     from tad.training.record import describe_machine
-    from tad.trajectories.privileged import plain_ids
 
-    get_decoder(decoder, **own).prepared(gen_length, logit_shift=0)
-    sections = list_tasks([task], sample=None, limit=limit, templates=[template], options=task_options)
+    for _, decoder, own in chosen:
+        get_decoder(decoder, **shared | own).prepared(gen_length, logit_shift=0)
+    sections = list_tasks([task], limit=limit, templates=[template], options=task_options)
     items = Questions(sections, None if data_dir is None else str(data_dir)).items
+    adapters = dict.fromkeys(adapter for adapter, _, _ in chosen)
     with options.busy(f"loading {model}"):
-        lm = options.load_model(model, adapter, device, dtype, to_decode=True)
-    prompts = [plain_ids(lm, item.task, item.example, item.template) for item in items]
-    speeds = list(measure_speed(lm, prompts, decoder, gen_length, sizes, warmup, **own))
+        lms = {one: options.load_model(model, one, device, dtype, to_decode=True) for one in adapters}
+    methods, first = [], next(iter(lms.values()))
+    for text, (adapter, decoder, own) in zip(method or ["base,tad"], chosen, strict=True):
+        name = ", ".join(["base" if adapter is None else path_name(adapter), *text.split(",")[1:]])
+        methods.append(
+            TimedMethod(name, lms[adapter], get_decoder(decoder, first.family.name, **shared | own))
+        )
+    speeds = list(measure_speeds(methods, items, gen_length, sizes, warmup, grade=not no_grade))
     machine = describe_machine()
     if as_json:
-        found = [{**asdict(speed), "tokens_per_second": speed.tokens_per_second} for speed in speeds]
-        typer.echo(json.dumps({"decoder": decoder, "speeds": found, "machine": machine}))
+        found = [
+            {
+                **asdict(one),
+                "accuracy": one.accuracy,
+                "tpf": one.tpf,
+                "tokens_per_second": one.tokens_per_second,
+            }
+            for one in speeds
+        ]
+        typer.echo(json.dumps({"speeds": found, "machine": machine}))
         return
-    typer.echo(show_speeds(speeds))
+    base = next(
+        (
+            one.name
+            for one, (adapter, decoder, _) in zip(methods, chosen, strict=True)
+            if (adapter, decoder) == (None, FIRST)
+        ),
+        None,
+    )
+    typer.echo(show_speeds(speeds, base))
     typer.echo(
-        f"{decoder} on {model}, {task}, gen_length {gen_length}, {lm.dtype}, {machine['device']}; {warmup} batches of warm-up left out"
+        f"{model}, {task}, gen_length {gen_length}, {first.dtype}, {machine['device']}; methods take turns, {warmup} batches "
+        "of warm-up left out; x base: over the base one token at a time"
     )
 
 
@@ -300,6 +332,17 @@ def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
     if len(set(found)) < len(found):
         raise TadError(f"{option} {text}: a number stands there twice")
     return found
+
+
+def _read_method(text: str) -> tuple[str | None, str, dict[str, Any]]:
+    """'speed/adapter,tad,threshold=0.4' as an adapter (None: the base), a decoder and its parameters."""
+    source, _, rest = text.partition(",")
+    decoder, _, given = rest.partition(",")
+    if not source or not decoder:
+        raise TadError(f"--method {text}: should be MODEL,DECODER, such as base,one-by-one")
+    options.check_decoder(decoder)
+    own = options.read_settings(given.split(",") if given else None)
+    return None if source == "base" else options.check_source(source), decoder, own
 
 
 def _settings(

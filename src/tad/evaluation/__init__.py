@@ -10,7 +10,7 @@ from tad.evaluation.results import Results
 from tad.evaluation.row import Row
 from tad.evaluation.run import evaluate, regrade
 from tad.evaluation.sweep import run_sweep
-from tad.evaluation.throughput import Speed, measure_speed
+from tad.evaluation.throughput import Speed, TimedMethod, measure_speeds
 
 __all__ = [
     "Comparison",
@@ -25,12 +25,13 @@ __all__ = [
     "Results",
     "Row",
     "Speed",
+    "TimedMethod",
     "TpfAtAccuracy",
     "analyse",
     "compare_runs",
     "evaluate",
     "list_tasks",
-    "measure_speed",
+    "measure_speeds",
     "regrade",
     "run_sweep",
     "tabulate_folders",

@@ -432,21 +432,27 @@ def write_table(table: ResultTable, folder: Path) -> None:
 # Speeds
 
 
-def show_speeds(speeds: Sequence[Speed]) -> str:
-    """A line per batch size."""
-    rows = [
-        ("batch", "rows", "tokens/s", "middle half of batches", "tokens/s all", "TPF", "TPF all", "ms per call", "peak GiB")
-    ]  # fmt: skip
+def show_speeds(speeds: Sequence[Speed], base: str | None = None) -> str:
+    """A line per batch size and method; rates over that of the method `base` and of the first one, at the same batch size."""
+    head = ("method", "batch", "rows", "accuracy %", "TPF", "tokens/s", "spread", "x base", "x first", "tokens/s all",
+            "ms per call", "peak GiB")  # fmt: skip
+    rows = [head]
     for speed in speeds:
+        beside = {one.method: one.tokens_per_second for one in speeds if one.batch == speed.batch}
+        over_base = f"{speed.tokens_per_second / beside[base]:.2f}" if base in beside else "-"
+        low, high = speed.spread
         rows.append(
             (
+                speed.method,
                 f"{speed.batch}",
                 f"{speed.rows}",
-                f"{speed.tokens_per_second:.1f}",
-                f"{speed.spread[0]:.1f} to {speed.spread[1]:.1f}",
-                f"{speed.tokens_all_per_second:.1f}",
+                "-" if speed.accuracy is None else f"{speed.accuracy:.1f}",
                 f"{speed.tpf:.2f}",
-                f"{speed.tpf_all:.2f}",
+                f"{speed.tokens_per_second:.1f}",
+                f"{low:.1f} to {high:.1f}",
+                over_base,
+                f"{speed.tokens_per_second / beside[speeds[0].method]:.2f}",
+                f"{speed.tokens_all_per_second:.1f}",
                 f"{speed.milliseconds_per_call:.2f}",
                 "-" if speed.memory is None else f"{speed.memory / 2**30:.2f}",
             )

@@ -1,7 +1,8 @@
-"""Tokens per second, as published tables measure it (one row at a time) and with larger batches.
+"""Tokens per second of several methods beside each other, one row at a time as published tables have it, or in batches.
 
-The clock runs over whole batches, between two device synchronisations; the first batches of each size are run and not
-counted. Tokenising, text and grading are outside. What is measured is this machine as much as the decoder.
+Methods take turns at every batch, so that whatever the machine does in between meets all of them. The clock runs over whole
+batches, between two device synchronisations; the first batches of each size are run and not counted. Tokenising, text and
+grading are outside. What is measured is this machine as much as the method.
 """
 
 from __future__ import annotations
@@ -9,23 +10,36 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from tad.decoding import Decoded, Decoder, decode, get_decoder
+from tad.decoding import Decoded, Decoder, decode
 from tad.errors import TadError
+from tad.evaluation.questions import Item
 from tad.models import LM
+from tad.trajectories.privileged import plain_ids
+
+
+@dataclass(frozen=True)
+class TimedMethod:
+    """A model and how it decodes."""
+
+    name: str
+    lm: LM
+    decoder: Decoder
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one batch size. Rates are totals over the total time; `spread` is the range of the batches' own rates."""
+    """Of one method at one batch size. Rates are totals over the total time; `spread` is that of the batches' own rates: the
+    middle half of them, or from the lowest to the highest of fewer than four."""
 
+    method: str
     batch: int
     rows: int
-    batches: int
     seconds: float
+    correct: int | None  # of the rows; None where they cannot be graded here
     tokens: int  # content, to the first end token
     tokens_all: int  # every generated position
     forwards: int  # summed over rows
@@ -50,68 +64,91 @@ class Speed:
         return self.tokens / self.forwards
 
     @property
-    def tpf_all(self) -> float:
-        return self.tokens_all / self.forwards
+    def accuracy(self) -> float | None:
+        """Percent."""
+        return None if self.correct is None else 100 * self.correct / self.rows
 
 
-def measure_speed(
-    lm: LM,
-    prompts: Sequence[Sequence[int]],
-    decoder: str | Decoder = "tad",
+@dataclass
+class _Timing:
+    """What a method has done so far at one batch size."""
+
+    batches: list[tuple[float, list[Decoded]]] = field(default_factory=list)  # seconds, rows
+    memory: int = 0
+
+
+def measure_speeds(
+    methods: Sequence[TimedMethod],
+    items: Sequence[Item],
     gen_length: int = 256,
     batch_sizes: Sequence[int] = (1,),
     warmup: int = 1,
     seed: int = 0,
-    **settings: object,
+    grade: bool = True,
 ) -> Iterator[Speed]:
-    """One `Speed` per batch size, over all prompts in the order given. `warmup` batches of each size come first."""
-    chosen = get_decoder(decoder, lm.family.name, **settings)
+    """A `Speed` per batch size and method, over all items in their order. `warmup` batches of each size come first."""
     for size in batch_sizes:
-        if not 1 <= size <= len(prompts):
+        if not 1 <= size <= len(items):
             raise TadError(
-                f"batch size {size} with {len(prompts)} prompts; use 1 to {len(prompts)}, or more prompts"
+                f"batch size {size} with {len(items)} prompts; use 1 to {len(items)}, or more prompts"
             )
         # Whole batches only: a smaller last one would be another measurement.
-        batches = [prompts[low : low + size] for low in range(0, len(prompts) - size + 1, size)]
+        batches = [items[low : low + size] for low in range(0, len(items) - size + 1, size)]
+        timings = {method.name: _Timing() for method in methods}
         for number in range(warmup):
-            decode(lm, batches[number % len(batches)], chosen, gen_length, seed)
-        if lm.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(lm.device)
-        timed = [_time(lm, batch, chosen, gen_length, seed) for batch in batches]
-        yield _speed(lm, size, timed)
+            for method in methods:
+                _decode(method, batches[number % len(batches)], gen_length, seed, _Timing())
+        for batch in batches:
+            for method in methods:
+                _decode(method, batch, gen_length, seed, timings[method.name])
+        asked = [item for batch in batches for item in batch]
+        for method in methods:
+            yield _speed(method, size, timings[method.name], asked if grade else None)
 
 
-def _time(
-    lm: LM, prompts: Sequence[Sequence[int]], decoder: Decoder, gen_length: int, seed: int
-) -> tuple[float, list[Decoded]]:
-    _synchronize(lm)
-    began = time.perf_counter()
-    rows = decode(lm, prompts, decoder, gen_length, seed)
-    _synchronize(lm)
-    return time.perf_counter() - began, rows
-
-
-def _synchronize(lm: LM) -> None:
-    if lm.device.type == "cuda":
+def _decode(method: TimedMethod, items: Sequence[Item], gen_length: int, seed: int, timing: _Timing) -> None:
+    lm = method.lm
+    on_gpu = lm.device.type == "cuda"
+    prompts = [plain_ids(lm, item.task, item.example, item.template) for item in items]
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(lm.device)
         torch.cuda.synchronize(lm.device)
+    began = time.perf_counter()
+    rows = decode(lm, prompts, method.decoder, gen_length, seed)
+    if on_gpu:
+        torch.cuda.synchronize(lm.device)
+    timing.batches.append((time.perf_counter() - began, rows))
+    if on_gpu:
+        timing.memory = max(timing.memory, torch.cuda.max_memory_allocated(lm.device))
 
 
-def _speed(lm: LM, size: int, timed: Sequence[tuple[float, list[Decoded]]]) -> Speed:
-    rows = [row for _, found in timed for row in found]
-    rates = [sum(len(row.content) for row in found) / seconds for seconds, found in timed]
+def _speed(method: TimedMethod, size: int, timing: _Timing, asked: Sequence[Item] | None) -> Speed:
+    rows = [row for _, found in timing.batches for row in found]
+    rates = [sum(len(row.content) for row in found) / seconds for seconds, found in timing.batches]
     if len(rates) >= 4:
         low, _, high = statistics.quantiles(rates, n=4)
     else:
         low, high = min(rates), max(rates)
     return Speed(
+        method=method.name,
         batch=size,
         rows=len(rows),
-        batches=len(timed),
-        seconds=sum(seconds for seconds, _ in timed),
+        seconds=sum(seconds for seconds, _ in timing.batches),
+        correct=None if asked is None else _count_correct(method.lm, asked, rows),
         tokens=sum(len(row.content) for row in rows),
         tokens_all=sum(len(row.tokens) for row in rows),
         forwards=sum(row.forwards for row in rows),
-        calls=sum(max(row.forwards for row in found) for _, found in timed),
+        calls=sum(max(row.forwards for row in found) for _, found in timing.batches),
         spread=(low, high),
-        memory=torch.cuda.max_memory_allocated(lm.device) if lm.device.type == "cuda" else None,
+        memory=timing.memory or None,
     )
+
+
+def _count_correct(lm: LM, items: Sequence[Item], rows: Sequence[Decoded]) -> int | None:
+    """How many answers are right; None where the sandbox that programs need does not work."""
+    texts = [item.prompt.cut(lm.decode(row.answer)) for item, row in zip(items, rows, strict=True)]
+    pairs = [(item.example, text) for item, text in zip(items, texts, strict=True)]
+    try:
+        return sum(verdict.correct is True for verdict in items[0].task.grade_many(pairs))
+    except TadError:
+        return None
