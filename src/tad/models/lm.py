@@ -91,6 +91,15 @@ class LM:
         self.adapter = f"new, rank {rank}"
         return self.peft
 
+    def start_from(self, adapter: str | Path) -> lora.Factors:
+        """Make a student the base: add an adapter of a directory or the hub to the weights. Returns what was added."""
+        if self.peft is not None:
+            raise TadError("the model already carries an adapter; load it without one")
+        factors = lora.read_factors(lora.verify_adapter(adapter, self.model, self.family))
+        lora.add_factors(self.model, factors)
+        self.adapter = str(adapter)
+        return factors
+
     def merge(self) -> None:
         """Add the adapter to the weights and let go of it: the same outputs up to rounding, at the base's speed.
 

@@ -14,6 +14,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
 from tad.errors import TadError
 from tad.models.checkpoint import Stored, check_files, locate, read_header, read_json
 from tad.models.family import FAMILIES, Family
@@ -217,6 +221,55 @@ def load_adapter(model: MaskedDiffusionModel, adapter: Adapter) -> Any:
         # Its patterns do not give the ranks that the weights have.
         first = str(error).strip().splitlines()[0]
         raise TadError(f"{folder / CONFIG}: PEFT does not load this adapter: {first}") from None
+
+
+Factors = dict[str, tuple[Tensor, Tensor]]
+"""Path of a projection -> A [rank, in] and B [out, rank]; the adapter's scale is in B."""
+
+
+def read_factors(adapter: Adapter) -> Factors:
+    """What a verified adapter adds to the weights, in fp32."""
+    from peft.utils.other import get_pattern_key
+
+    folder, config, _ = adapter
+    sides: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(folder / WEIGHTS).items():
+        found = _KEY.fullmatch(key)
+        assert found is not None
+        sides.setdefault(found["path"], {})[found["side"]] = tensor.float()
+    factors = {}
+    for path, pair in sides.items():
+        rank, alphas = len(pair["A"]), config.alpha_pattern
+        alpha = alphas.get(get_pattern_key(alphas, path), config.lora_alpha)
+        factors[path] = (pair["A"], pair["B"] * (alpha / (math.sqrt(rank) if config.use_rslora else rank)))
+    return factors
+
+
+def add_factors(model: MaskedDiffusionModel, factors: Factors) -> None:
+    """Add B A to the weights. In fp64, so that the sums round alike on every machine and have one fingerprint."""
+    for path, (a, b) in factors.items():
+        weight = model.get_parameter(f"{path}.weight")
+        where = "cpu" if weight.device.type == "mps" else weight.device  # which has no fp64
+        update = b.to(where, torch.float64) @ a.to(where, torch.float64)
+        # In place, since the engine may have views of it.
+        with torch.inference_mode(weight.is_inference()), torch.no_grad():
+            weight.copy_(weight.to(where, torch.float64) + update)
+
+
+def stack_factors(first: Factors, second: Factors) -> Factors:
+    """One adapter that adds what both add: factors beside each other, of one rank everywhere (zeros fill up)."""
+    ranks = [max(len(a) for a, _ in part.values()) for part in (first, second)]
+    found: Factors = {}
+    for path in {**first, **second}:
+        own_a, own_b = first.get(path) or second[path]
+        sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for part, rank in zip((first, second), ranks, strict=True):
+            a, b = part.get(path, (own_a[:0], own_b[:, :0]))
+            fill = rank - len(a)
+            sides[0].append(torch.nn.functional.pad(a.cpu(), (0, 0, 0, fill)))
+            sides[1].append(torch.nn.functional.pad(b.cpu(), (0, fill)))
+        found[path] = (torch.cat(sides[0]).contiguous(), torch.cat(sides[1], dim=1).contiguous())
+    return found
 
 
 def _whose(path: str, family: Family) -> str:

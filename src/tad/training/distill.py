@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments, set_seed
 
 from tad.errors import TadError
+from tad.files import hash_file
 from tad.models import LM, load
 from tad.models.checkpoint import locate, read_json
+from tad.models.lora import WEIGHTS, Factors
 from tad.training.batches import MicroBatches, RangeSampler, Split
 from tad.training.checkpoints import POSITION, check_position, open_run, replacing
 from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base
@@ -30,7 +32,7 @@ from tad.training.recipe import DistillRecipe
 from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
 from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
-from tad.training.weights import gather_weights, save_model, save_weights
+from tad.training.weights import gather_weights, save_model, save_stacked, save_weights
 from tad.trajectories.window import read_window
 
 ADAPTER, MODEL = "adapter", "model"
@@ -97,8 +99,7 @@ def _train(
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)
     arguments = training_arguments(recipe, out, split)
-    if lm is None:
-        lm = load(recipe.model, device=recipe.device, dtype=recipe.dtype)
+    lm, started = open_model(recipe, lm)
     trajectories = read_stores([Path(folder) for folder in recipe.trajectories], lm)
     objective = build_objective(recipe, lm)
     data = MicroBatches(
@@ -115,6 +116,7 @@ def _train(
     start = 0 if checkpoint is None else int(read_json(checkpoint / POSITION)["step"])
     # What the recipe only names: stores may have been collected, windows measured anew.
     named = {"objective.window": asdict(objective).get("window"), "trajectories": trajectories.digest()}
+    named["start"] = hash_file(locate(recipe.start) / WEIGHTS) if recipe.start else None
     if checkpoint is not None:
         check_position(checkpoint, "named", named)
     spec = RunSpec(
@@ -133,7 +135,7 @@ def _train(
     with explained(recipe):
         trainer.run(checkpoint)
     finished = trainer.state.global_step >= steps
-    path = write_result(trainer, recipe, out) if finished else out
+    path = write_result(trainer, recipe, out, started) if finished else out
     if recipe.fp8_base_forward:
         restore_base(lm.model)
     if arguments.should_save:
@@ -189,6 +191,14 @@ def _load_batches(
         pin_memory=cuda,
         generator=torch.Generator(),  # the loader draws a seed for itself, which must not come from the run's
     )
+
+
+def open_model(recipe: DistillRecipe, lm: LM | None) -> tuple[LM, Factors | None]:
+    """The model that is trained, and what the recipe's `start` has added to its weights."""
+    if recipe.start is not None:
+        locate(recipe.start)  # a wrong path is refused before minutes are spent on the weights
+    lm = lm or load(recipe.model, device=recipe.device, dtype=recipe.dtype)
+    return lm, None if recipe.start is None else lm.start_from(recipe.start)
 
 
 def build_objective(recipe: DistillRecipe, lm: LM) -> Objective:
@@ -296,7 +306,9 @@ def _choose_gpu(arguments: TrainingArguments, device: torch.device) -> None:
         arguments.__dict__["_setup_devices"] = device  # a cached property
 
 
-def write_result(trainer: LossTrainer, recipe: DistillRecipe, out: Path) -> Path:
+def write_result(
+    trainer: LossTrainer, recipe: DistillRecipe, out: Path, started: Factors | None = None
+) -> Path:
     """The adapter directory, or the model's released layout; whole or not at all."""
     path = out / (MODEL if recipe.full else ADAPTER)
     state = gather_weights(trainer.accelerator.unwrap_model(trainer.model).student)
@@ -304,6 +316,8 @@ def write_result(trainer: LossTrainer, recipe: DistillRecipe, out: Path) -> Path
         with replacing(path) as folder:
             if recipe.full:
                 save_model(state, folder, locate(recipe.model))
+            elif started is not None:
+                save_stacked(state, folder, trainer.spec.adapter, started)
             else:
                 save_weights(state, folder, trainer.spec.adapter)
     return path

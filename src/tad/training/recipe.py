@@ -81,6 +81,9 @@ class DistillRecipe(Recipe):
 
     name: str
     model: str
+    start: str | None = None
+    """An adapter that is added to the weights first: training starts from that student, which is also the teacher. The
+    result is one adapter over `model`, of both ranks together."""
     trajectories: list[str] = Field(min_length=1)
     """Stores made by `tad collect`."""
     objective: ObjectiveSection = ObjectiveSection()
@@ -149,6 +152,6 @@ class DistillRecipe(Recipe):
 
 
 _MAY_CHANGE = (
-    "name", "model", "trajectories", "validation", "validation_states", "validate_every", "evaluation", "save_every",
+    "name", "model", "start", "trajectories", "validation", "validation_states", "validate_every", "evaluation", "save_every",
     "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing", "chunked_loss",
 )  # fmt: skip

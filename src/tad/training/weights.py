@@ -6,6 +6,7 @@ precision that was trained, so that a resumed run goes on bit for bit.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tad.errors import TadError
 from tad.models import LM
 from tad.models.checkpoint import SINGLE, Checkpoint
 from tad.models.export import COMPANIONS, NOT_COMPANIONS
-from tad.models.lora import WEIGHTS
+from tad.models.lora import WEIGHTS, Factors, stack_factors
 from tad.training.objectives.module import plain_model
 
 _PEFT = "base_model.model."
@@ -60,6 +61,29 @@ def save_model(state: dict[str, Tensor], folder: Path, source: Path) -> None:
         for file in source.glob(pattern):
             if file.name not in NOT_COMPANIONS:
                 shutil.copyfile(file, folder / file.name)
+
+
+def save_stacked(state: dict[str, Tensor], folder: Path, adapter: Any, start: Factors) -> None:
+    """Write gathered weights of an adapter over base + `start` as one adapter over the base."""
+    scale = adapter.lora_alpha / adapter.r
+    sides = {
+        side: {
+            name.partition(f".lora_{side}{_NAME}")[0]: value
+            for name, value in state.items()
+            if f".lora_{side}{_NAME}" in name
+        }
+        for side in "AB"
+    }
+    own = {path: (a.float(), sides["B"][path].float() * scale) for path, a in sides["A"].items()}
+    stacked = stack_factors(start, own)
+    both = copy.copy(adapter)
+    both.r = both.lora_alpha = len(next(iter(stacked.values()))[0])
+    named = {
+        f"{path}.lora_{side}{_NAME}weight": factor
+        for path, pair in stacked.items()
+        for side, factor in zip("AB", pair, strict=True)
+    }
+    save_weights(named, folder, both)
 
 
 @torch.no_grad()
