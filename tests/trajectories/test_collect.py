@@ -23,7 +23,7 @@ from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
-from tad.trajectories.workers import collect_here, collect_with_ray
+from tad.trajectories.workers import collect_here, collect_with_ray, load_teacher
 from tiny_lm import write_checkpoint
 
 EXAMPLES = 12
@@ -298,3 +298,107 @@ def test_a_task_that_is_not_graded_keeps_every_rollout_without_a_verdict(world: 
 def test_the_choice_to_grade_is_part_of_a_store_only_where_it_is_not_made(world: Path) -> None:
     recipe = parse_recipe(CollectRecipe, values(world))
     assert "graded" not in recipe.content_hash_fields()["tasks"][0]
+
+
+# The reference where it is needed
+
+
+@pytest.fixture(scope="module")
+def half_known(world: Path) -> Path:
+    """Questions of which the model answers every other one without help."""
+    lm = load(world / "llada", device="cpu")
+    questions = [f"{'why ' * (1 + i % 5)}{i}" for i in range(EXAMPLES)]
+    config = RolloutConfig(order="left-to-right", block=8)
+    prompts = [lm.encode(question) for question in questions]
+    lines = []
+    for i, (question, rollout) in enumerate(
+        zip(questions, roll_out(lm, prompts, prompts, 16, config), strict=True)
+    ):
+        known = lm.decode(rollout.tokens[: rollout.n_real]).strip()
+        assert known
+        answer = "something else" if i % 2 else known
+        lines.append({"question": question, "answer": answer, "grader": "text", "reference": f"because {i}"})
+    path = world / "half.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def needed(
+    world: Path, half_known: Path, out: Path, graded: bool = True, **changes: object
+) -> TrajectoryStore:
+    task = {"name": "jsonl", "options": {"path": str(half_known)}, "graded": graded}
+    values = {"tasks": [task], "order": "left-to-right", "reference": "where-needed", **changes}
+    return run(world, out, **values)
+
+
+def test_the_reference_is_shown_only_where_a_rollout_without_it_is_wrong(
+    world: Path, half_known: Path, tmp_path: Path
+) -> None:
+    store = needed(world, half_known, tmp_path / "needed")
+    origins = [row.reference for row in store.rows()]
+    assert origins == ["none", "gold"] * (EXAMPLES // 2)
+    plain = needed(world, half_known, tmp_path / "plain", reference="gold", privileged=False)
+    always = needed(world, half_known, tmp_path / "always", reference="gold")
+    for row, without, shown in zip(store.rows(), plain.rows(), always.rows(), strict=True):
+        source = without if row.reference == "none" else shown
+        assert (row.tokens, row.reveal, row.correct) == (source.tokens, source.reveal, source.correct)
+        assert row.privileged_ids == shown.privileged_ids  # for a privileged teacher of the KL
+    summary, spent = summarise(store), summarise(plain)
+    assert (summary.attempted, summary.unaided, summary.rollouts) == (
+        EXAMPLES,
+        EXAMPLES // 2,
+        3 * EXAMPLES // 2,
+    )
+    with_it = sum(row.n_real for row in always.rows() if int(row.example.rpartition("/")[2]) % 2)
+    assert summary.forwards == spent.forwards + with_it
+
+
+def test_further_attempts_are_sampled_before_the_reference_is_shown(
+    world: Path, half_known: Path, tmp_path: Path
+) -> None:
+    store = needed(world, half_known, tmp_path / "s", attempts=3)
+    assert summarise(store).rollouts == EXAMPLES + 3 * EXAMPLES // 2
+    assert content(store) != []
+
+
+def test_a_task_that_is_not_graded_always_has_the_reference(
+    world: Path, half_known: Path, tmp_path: Path
+) -> None:
+    store = needed(world, half_known, tmp_path / "s", graded=False)
+    assert {row.reference for row in store.rows()} == {"gold"}
+    assert summarise(store).rollouts == EXAMPLES
+
+
+@pytest.mark.parametrize("changes", [{"privileged": False}, {"tokens": "reference"}])
+def test_where_needed_needs_a_privileged_teacher(
+    world: Path, half_known: Path, tmp_path: Path, changes: dict
+) -> None:
+    with pytest.raises(TadError, match="where-needed"):
+        needed(world, half_known, tmp_path / "s", **changes)
+
+
+def test_parts_share_out_the_examples(world: Path, tmp_path: Path) -> None:
+    whole = {row.id for row in run(world, tmp_path / "whole").rows()}
+    parts = [{row.id for row in run(world, tmp_path / str(i), part=[i, 3]).rows()} for i in (1, 2, 3)]
+    assert [len(part) for part in parts] == [4, 4, 4]
+    assert set.union(*parts) == whole
+    with pytest.raises(TadError, match=r"part \[4, 3\]"):
+        run(world, tmp_path / "no", part=[4, 3])
+
+
+def test_a_student_rolls_out_with_its_adapter_in_the_weights(world: Path, tmp_path: Path) -> None:
+    lm = load(world / "llada", device="cpu")
+    handle = lm.attach(rank=2)
+    torch.manual_seed(0)
+    for name, weight in lm.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    handle.save_pretrained(str(tmp_path / "adapter"))
+    recipe = parse_recipe(CollectRecipe, values(world, adapter=str(tmp_path / "adapter")))
+    own = collect_here(recipe, tmp_path / "student", load_teacher(recipe, "cpu"))
+    base = run(world, tmp_path / "base")
+    assert own.meta.model != base.meta.model
+    assert revealed(own) != revealed(base)
+    wrong = recipe.model_copy(update={"adapter": str(tmp_path / "nowhere")})
+    with pytest.raises(TadError, match="nowhere"):
+        load_teacher(wrong, "cpu")

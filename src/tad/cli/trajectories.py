@@ -40,7 +40,7 @@ def collect(
 ) -> None:
     """Roll out the privileged teacher on a task mix, grade, and store the trajectories. Run it again to continue."""
     from tad.trajectories.recipe import CollectRecipe
-    from tad.trajectories.workers import collect_here, collect_with_ray
+    from tad.trajectories.workers import collect_here, collect_with_ray, load_teacher
 
     changes = list(overrides or ())
     changes += [f"keep={keep}"] if keep else []
@@ -60,7 +60,8 @@ def collect(
             store = collect_with_ray(values, out, report)
         else:
             with options.busy(f"loading {values.model}"):
-                lm = options.load_model(values.model, device=values.device, dtype=values.dtype)
+                options.quieten()
+                lm = load_teacher(values, values.device)
             began = time.monotonic()
             store = collect_here(values, out, lm, report, progress.stopping)
     _print_summary(store)
@@ -139,12 +140,15 @@ def window(
         _keep_better_window(folder, limit, states)
     with options.busy(f"loading {model}"):
         lm = options.load_model(model, adapter, device, dtype)
+        if adapter is not None and fingerprint_model(lm) != store.meta.model:  # rolled out by that student?
+            lm = options.load_model(model, None, device, dtype)
+            lm.start_from(adapter)
     found = fingerprint_model(lm)
     if found != store.meta.model:
         raise TadError(
             f"{folder}: trajectories are of model {store.meta.model}, {model} is {found}; use their own model"
         )
-    report = measure_window(lm, store, limit, states, distances, batch_size, use_adapter=adapter is not None)
+    report = measure_window(lm, store, limit, states, distances, batch_size, use_adapter=lm.peft is not None)
     if as_json:
         typer.echo((folder / "window.json").read_text(encoding="utf-8"))
         return
@@ -182,6 +186,10 @@ def _print_summary(store: TrajectoryStore) -> None:
         score = Score(graded, correct)
         typer.echo(
             f"  {task:12s} {100 * score.accuracy:5.1f} % correct (s.e. {100 * score.standard_error:.1f}, n = {graded})"
+        )
+    if summary.unaided:
+        typer.echo(
+            f"  {summary.unaided} right without the reference; {summary.rollouts} rollouts and {summary.forwards} forwards in all"
         )
     if summary.attempted > summary.graded:
         typer.echo(f"  {summary.attempted - summary.graded} rollouts of tasks that are not graded")

@@ -50,6 +50,8 @@ class RolloutRequest:
     plain: list[int]
     privileged: list[int]
     written: list[int]  # the reference's own tokens, for tokens='reference'
+    verdict: Verdict | None = None  # given before the rest of its shard was rolled out
+    failed: tuple[int, ...] = ()  # steps of its rollouts without the reference that were wrong
 
 
 class Collector:
@@ -60,8 +62,12 @@ class Collector:
             raise TadError("samples above 1 would all be the same at temperature 0; set a temperature")
         if recipe.cache != "none" and (recipe.order != "teacher" or recipe.tokens != "teacher"):
             raise TadError(f"cache '{recipe.cache}' works with order 'teacher' only")
-        if recipe.reference == "majority" and not recipe.privileged:
-            raise TadError("reference 'majority' is shown to a privileged teacher; set privileged: true")
+        if recipe.reference != "gold" and not recipe.privileged:
+            raise TadError(
+                f"reference '{recipe.reference}' is shown to a privileged teacher; set privileged: true"
+            )
+        if recipe.reference == "where-needed" and recipe.tokens == "reference":
+            raise TadError("reference 'where-needed' is for the teacher's tokens; set tokens: teacher")
         self.lm, self.recipe, self.student = lm, recipe, student
         self.config = RolloutConfig(**{f.name: getattr(recipe, f.name) for f in fields(RolloutConfig)})
         self.config.check(recipe.gen_length)
@@ -103,8 +109,38 @@ class Collector:
             for i, request in enumerate(requests)
             if max(len(request.plain), len(request.privileged)) <= room
         ]
-        found = dict(zip(fitting, self._roll([requests[i] for i in fitting]), strict=True))
+        found: dict[int, Rollout] = {}
+        if self.recipe.reference == "where-needed":
+            found = self._roll_unaided(requests, [i for i in fitting if requests[i].item.graded])
+        rest = [i for i in fitting if i not in found]
+        found |= dict(zip(rest, self._roll([requests[i] for i in rest]), strict=True))
         return [(request, found.get(i)) for i, request in enumerate(requests)]
+
+    def _roll_unaided(self, requests: list[RolloutRequest], left: list[int]) -> dict[int, Rollout]:
+        """Right rollouts without the reference, by request. Requests learn what came of theirs."""
+        found: dict[int, Rollout] = {}
+        for attempt in range(self.recipe.attempts):
+            tried = []
+            for i in left:
+                request = requests[i]
+                seed = request.seed
+                if attempt:
+                    name = f"{request.item.example.id}/attempt{attempt}"
+                    seed = row_seed(self.recipe.seed, name, request.sample)
+                item = replace(request.item, origin="none")
+                tried.append(replace(request, item=item, seed=seed, verdict=None))
+            config = self.config
+            if attempt:
+                config = replace(config, temperature=self.recipe.vote_temperature)
+            rolled = self._roll(tried, config, [request.plain for request in tried])
+            verdicts = self._verdicts(list(zip(tried, rolled, strict=True)))
+            for i, request, rollout, verdict in zip(left, tried, rolled, verdicts, strict=True):
+                if verdict is not None and verdict.correct:
+                    found[i], requests[i] = rollout, replace(request, verdict=verdict)
+                else:
+                    requests[i] = replace(requests[i], failed=(*requests[i].failed, rollout.n_real))
+            left = [i for i in left if i not in found]
+        return found
 
     def grade(
         self, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]
@@ -112,7 +148,7 @@ class Collector:
         """Judge the rollouts of a shard, and keep what the recipe says."""
         verdicts = self._verdicts(rollouts)
         rows, reasons, by_task = [], Counter[str](), dict[str, list[int]]()
-        steps = unsure = correct = ungraded = 0
+        steps = unsure = correct = ungraded = unaided = 0
         for (request, rollout), verdict in zip(rollouts, verdicts, strict=True):
             right = verdict is not None and verdict.correct
             if verdict is None:
@@ -126,12 +162,23 @@ class Collector:
                     reasons[_reason_class(verdict.reason)] += 1
             if rollout is None:
                 continue
+            unaided += request.item.origin == "none" and self.recipe.privileged
             steps += rollout.n_real
             unsure += sum(sure < UNSURE for sure in rollout.teacher)
             if right or verdict is None or self.recipe.keep == "all":
                 rows.append(_trajectory(request, rollout, verdict))
         stats = ShardStats(
-            len(rollouts), len(rows), correct, dict(reasons.most_common(20)), steps, unsure, by_task, ungraded
+            len(rollouts),
+            len(rows),
+            correct,
+            dict(reasons.most_common(20)),
+            steps,
+            unsure,
+            by_task,
+            ungraded,
+            unaided,
+            failed=sum(len(request.failed) for request, _ in rollouts),
+            failed_steps=sum(sum(request.failed) for request, _ in rollouts),
         )
         return rows, stats
 
@@ -151,14 +198,22 @@ class Collector:
                 item, sample, row_seed(recipe.seed, item.example.id, sample), plain, shown, written
             )
 
-    def _roll(self, requests: list[RolloutRequest]) -> list[Rollout]:
+    def _roll(
+        self,
+        requests: list[RolloutRequest],
+        config: RolloutConfig | None = None,
+        prompts: list[list[int]] | None = None,
+    ) -> list[Rollout]:
+        """`prompts`: what the teacher sees, the privileged ones by default."""
+        if not requests:
+            return []
         references = [request.written for request in requests] if self.recipe.tokens == "reference" else None
         return roll_out(
             self.lm,
-            [request.privileged for request in requests],
+            prompts or [request.privileged for request in requests],
             [request.plain for request in requests],
             self.recipe.gen_length,
-            self.config,
+            config or self.config,
             [request.seed for request in requests],
             references,
             self.student,
@@ -169,12 +224,12 @@ class Collector:
     def _verdicts(self, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]) -> list[Verdict | None]:
         """None for rollouts of tasks that are not graded."""
         verdicts: list[Verdict | None] = [
-            Verdict(False, "the prompt does not fit the context") if rollout is None else None
-            for _, rollout in rollouts
+            Verdict(False, "the prompt does not fit the context") if rollout is None else request.verdict
+            for request, rollout in rollouts
         ]
         by_task: dict[int, list[int]] = {}  # sections may name one task with different options
-        for i, (request, rollout) in enumerate(rollouts):
-            if rollout is not None and request.item.graded:
+        for i, (request, _) in enumerate(rollouts):
+            if verdicts[i] is None and request.item.graded:
                 by_task.setdefault(id(request.item.task), []).append(i)
         for indices in by_task.values():
             task = rollouts[indices[0]][0].item.task
@@ -267,9 +322,12 @@ def _mix(recipe: CollectRecipe) -> Iterator[Item]:
             raise TadError(f"task '{section.name}': graded: false; reference: majority needs the grader")
         task = get_task(section.name, data_dir=recipe.data_dir, **section.options)
         examples = task.examples(section.split or ("train" if "train" in task.splits else None))
-        for example in examples[: section.limit]:
+        first, parts = recipe.part or (1, 1)
+        if first > parts:
+            raise TadError(f"part [{first}, {parts}]: there is no part {first} of {parts}")
+        for example in examples[: section.limit][first - 1 :: parts]:
             reference = task.reference(example)
-            if recipe.privileged and recipe.reference == "gold" and not reference:
+            if recipe.privileged and recipe.reference != "majority" and not reference:
                 raise TadError(
                     f"task '{section.name}': example {example.id} has no reference; use reference: majority"
                 )

@@ -31,7 +31,11 @@ class CollectRecipe(Recipe):
     """Everything `tad collect` needs. The defaults are the paper's, but for stopping at the end of the answer."""
 
     model: str
+    adapter: str | None = None
+    """An adapter that is added to the weights first: a student becomes the teacher."""
     tasks: list[TaskSection] = Field(min_length=1)
+    part: tuple[Positive, Positive] | None = None
+    """[i, n]: the i-th of n equal parts of every task's examples; parts have nothing in common."""
     gen_length: Positive = 256
     block: Positive = 32
     privileged: bool = True
@@ -56,11 +60,15 @@ class CollectRecipe(Recipe):
     """Approximate but faster, for order 'teacher' only."""
     compile: bool = False
     """Compile the layers first: a minute or so, then faster; for order 'teacher' only."""
-    reference: Literal["gold", "majority"] = "gold"
-    """Where the teacher's reference comes from: the data, or the majority answer of unprivileged samples."""
+    reference: Literal["gold", "majority", "where-needed"] = "gold"
+    """Where the teacher's reference comes from: the data, or the majority answer of unprivileged samples. `where-needed`
+    shows the data's only where rollouts without it are wrong; tasks that are not graded are always shown it."""
+    attempts: Positive = 1
+    """Rollouts without the reference before it is shown, for `where-needed`: the first as all, further ones sampled."""
     votes: Positive = 5
     """Unprivileged samples behind a majority; keeping then means agreeing with it, and the gold answer is not used."""
     vote_temperature: Annotated[float, Field(gt=0)] = 0.7
+    """Of the votes, and of attempts after the first."""
     student_adapter: str | None = None
     """For the orders of the student: an adapter on its weights."""
     shard_size: Positive = 64
@@ -74,9 +82,12 @@ class CollectRecipe(Recipe):
     def content_hash_fields(self) -> dict[str, Any]:
         """The part that decides the content of a shard; where it runs and from which path is not in it."""
         values = self.model_dump(mode="json")
-        for name in ("model", "device", "data_dir", "batch_size", "compile"):
+        for name in ("model", "adapter", "device", "data_dir", "batch_size", "compile"):
             values.pop(name)
+        for name, usual in (("part", None), ("attempts", 1)):  # as in stores made before there was a choice
+            if values[name] == usual:
+                del values[name]
         for task in values["tasks"]:
-            if task["graded"]:  # as in stores made before there was a choice
+            if task["graded"]:  # likewise
                 del task["graded"]
         return values

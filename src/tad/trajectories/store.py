@@ -114,6 +114,9 @@ class ShardStats:
     unsure: int  # of them, revealed with the teacher's confidence below one half
     by_task: dict[str, list[int]]  # task -> [graded, correct]
     ungraded: int = 0  # of the attempted, those of tasks that are not graded
+    unaided: int = 0  # of the attempted, those without a reference where it is shown where needed only
+    failed: int = 0  # rollouts before these that were wrong without it
+    failed_steps: int = 0
 
 
 class TrajectoryStore:

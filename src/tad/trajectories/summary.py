@@ -20,6 +20,9 @@ class StoreSummary:
     kept: int
     correct: int
     graded: int
+    unaided: int  # without a reference, where it is shown where needed only
+    rollouts: int  # all that were made, with those that failed without a reference
+    forwards: int  # of all rollouts, one row each: what collection cost
     by_task: dict[str, tuple[int, int]]  # graded, correct
     reasons: dict[str, int]
     mean_length: float  # real steps per kept trajectory
@@ -69,6 +72,9 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
         kept=rows,
         correct=sum(entry.correct for entry in stats),
         graded=sum(entry.attempted - entry.ungraded for entry in stats),
+        unaided=sum(entry.unaided for entry in stats),
+        rollouts=sum(entry.attempted + entry.failed for entry in stats),
+        forwards=steps + sum(entry.failed_steps for entry in stats),
         by_task=by_task,
         reasons=dict(reasons.most_common(8)),
         mean_length=float(np.mean(lengths)) if lengths else float("nan"),

@@ -15,6 +15,7 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.models import LM, load
+from tad.models.checkpoint import locate
 from tad.trajectories.collect import Collector, Report, fill
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
@@ -36,6 +37,16 @@ def collect_here(
     return store
 
 
+def load_teacher(recipe: CollectRecipe, device: str | None) -> LM:
+    """The model that rolls out: the recipe's, with its adapter in the weights."""
+    if recipe.adapter is not None:
+        locate(recipe.adapter)  # a wrong path is refused before minutes are spent on the weights
+    lm = load(recipe.model, device=device, dtype=recipe.dtype)
+    if recipe.adapter is not None:
+        lm.start_from(recipe.adapter)
+    return lm
+
+
 def _student(recipe: CollectRecipe) -> LM | None:
     if recipe.student_adapter is None:
         return None
@@ -47,7 +58,7 @@ class _RayShards:
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = CollectRecipe.model_validate(recipe)
-        lm = load(self.recipe.model, device=self.recipe.device, dtype=self.recipe.dtype)
+        lm = load_teacher(self.recipe, self.recipe.device)
         self.collector = Collector(lm, self.recipe, _student(self.recipe))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +76,7 @@ def collect_with_ray(recipe: CollectRecipe, out: str | Path, report: Report | No
         import ray
     except ImportError:
         raise TadError("workers 'ray' needs Ray: pip install 'tad-dllm[ray]'") from None
-    lm = load(recipe.model, device="cpu", dtype=recipe.dtype)
+    lm = load_teacher(recipe, "cpu")
     collector = Collector(lm, recipe)
     store = TrajectoryStore.open_or_create(out, collector.meta())
     if not ray.is_initialized():
