@@ -41,12 +41,13 @@ from tad.errors import TadError
 from tad.evaluation.results import META, ROWS, SUMMARY, Results
 from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.cells import Cell
-from tad.evaluation.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan, is_whole
+from tad.evaluation.study.plan import COST, DONE, STUDY, TUNING, UNGRADED, StudyPlan, is_whole
 from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
 from tad.files import hash_file, read_lines, write_whole
 from tad.training.record import RECORD, describe_machine
 from tad.training.trainer import LOG
+from tad.trajectories.window import WINDOW
 
 NAME, COLUMNS = "study.tar.gz", "rows.parquet"
 PART, PARTS = 15 * 10**6, 6
@@ -69,6 +70,7 @@ TINY = [
     "seeds=[0]",
 ]
 TINY_SIZE = 2  # problems of each task
+TINY_STEPS = 2  # of a training
 
 
 class Deadline(ConsoleListener):
@@ -111,13 +113,17 @@ def read_recipe(options: argparse.Namespace) -> StudyRecipe:
     recipe = load_recipe(StudyRecipe, options.recipe, overrides)
     if not options.tiny:
         return recipe
-    few = {"size": TINY_SIZE}
+    values = recipe.model_dump()
+    rounds = max((method["rounds"] or 1 for method in values["methods"].values()), default=1)
+    few = {"size": TINY_SIZE * rounds}  # each round has its part
 
     def smaller(section: dict) -> dict:
         tasks = [{**task, "limit": None, "options": few} for task in section["tasks"]]
         return {**section, "tasks": tasks}
 
-    values = recipe.model_dump()
+    for method in values["methods"].values():
+        learning = method["distill"].get("learning", {})
+        learning |= {"steps": TINY_STEPS} if "steps" in learning else {}
     values["collect"] = smaller(values["collect"]) | {"keep": "all"}
     values["evaluate"] = smaller(values["evaluate"])
     values["stores"] = {name: smaller(s) if "tasks" in s else s for name, s in values["stores"].items()}
@@ -195,7 +201,7 @@ def pack(
     whole = io.BytesIO()
     left, room = [], parts * PART
     with tarfile.open(fileobj=whole, mode="w") as tar:
-        for path in _plain_files(study.out):
+        for path in _plain_files(study):
             name = str(path.relative_to(study.out))
             _add(tar, name, thin(path) if path.name == LOG else path.read_bytes())
         for folder in sorted((study.out / "answers").glob("*")):
@@ -222,10 +228,17 @@ def pack(
     return left
 
 
-def _plain_files(out: Path) -> Iterable[Path]:
-    """What travels as it is; logs are thinned by the caller."""
+def _plain_files(study: StudyPlan) -> Iterable[Path]:
+    """What travels as it is; logs are thinned by the caller. Of the stores that students have rolled out only what they cost
+    and the window go along: a round that is not finished collects again."""
+    out = study.out
     yield from (path for path in (out / STUDY,) if path.is_file())
+    sources = [cell.source for _, _, _, get in study.cells() if (cell := get()) is not None and cell.source]
+    rounds = {study.store_folder(source) for source in sources if source.teacher is not None}
     for folder in sorted((out / "stores").glob("*")):
+        if folder in rounds:
+            yield from sorted(path for path in folder.iterdir() if path.name in (COST, WINDOW))
+            continue
         yield from sorted(path for path in folder.iterdir() if path.suffix in (".json", ".parquet", ".hash"))
     for name in (RECORD, LOG):
         yield from sorted((out / "students").glob(f"*/{name}"))
@@ -234,14 +247,23 @@ def _plain_files(out: Path) -> Iterable[Path]:
 
 
 def _adapters(study: StudyPlan, keep: Collection[str]) -> list[Path]:
-    """Adapters that are kept, then those whose cells have runs to make."""
+    """Adapters that are kept, then those whose cells have runs to make or whose next round is not trained."""
     kept: list[Path] = []
     unfinished: list[Path] = []
     for _, name, _, get in study.cells():
         cell = get()
         folder = None if cell is None else study.student_folder(cell)
         result = None if folder is None else find_result(folder)
-        if cell is None or result is None:
+        if cell is None:
+            continue
+        if result is None:
+            before = (
+                None
+                if cell.source is None or cell.source.teacher is None
+                else study.student_folder(cell.source.teacher)
+            )
+            start = None if before is None else find_result(before)
+            unfinished += [] if start is None else [start]
             continue
         if study.state(cell) not in (DONE, UNGRADED):
             unfinished.append(result)

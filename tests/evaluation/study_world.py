@@ -82,6 +82,29 @@ def study_recipe(world: Path, **changes: Any) -> StudyRecipe:
     return parse_recipe(StudyRecipe, lay_over(copy.deepcopy(study_values(world)), changes))
 
 
+def rounds_recipe(world: Path, **changes: Any) -> StudyRecipe:
+    """Left to right in three rounds, each on its own prompts; a method after the second one; one trained whole."""
+    objective = {"objective": {"name": "tad", "window": 2, "teacher": "plain"}}
+    methods = {
+        "base": {"decoder": "one-by-one"},
+        "ltr": {
+            "title": "round {round}",
+            "store": "ltr",
+            "rounds": 3,
+            "split_prompts": True,
+            "distill": objective,
+        },
+        "blocks": {"like": "ltr", "decoder": "dparallel"},
+        "last": {"store": "teacher", "after": "ltr/round=2", "distill": objective, "seeds": [0]},
+        "whole": {"store": "ltr", "rounds": 2, "distill": {**objective, "full": True}, "seeds": [0]},
+    }
+    tables = {"main": {"title": "Main", "methods": ["base", "ltr/*", "last", "blocks/round=3", "whole/*"]}}
+    values = study_values(world) | {"methods": methods, "tables": tables, "baseline": None, "seeds": [0]}
+    values["stores"] = {"teacher": {}, "ltr": {"order": "left-to-right", "reference": "where-needed"}}
+    values["evaluate"]["thresholds"] = {"entropy": [0.5]}
+    return parse_recipe(StudyRecipe, lay_over(values, changes))
+
+
 class Listener(Silent):
     """Keeps what it is told; asks to stop before the n-th piece of work."""
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import yaml
-from study_world import Listener, study_recipe, study_values
+from study_world import Listener, rounds_recipe, study_recipe, study_values
 
 from tad.errors import TadError
 from tad.evaluation import Results
@@ -108,6 +108,31 @@ def test_adapters_travel_only_where_they_are_needed(world: Path, half: Study, tm
         there = Study(study_recipe(world), tmp_path / f"out{count}", watch := Listener())
         assert there.run(only=ONLY)
         assert (watch.stages, watch.settings) == ([], [])
+
+
+def test_rounds_go_on_elsewhere_from_the_last_student(world: Path, tmp_path: Path) -> None:
+    """What a student has rolled out stays behind; the student itself travels while its next round is not trained."""
+    recipe, only = rounds_recipe(world), ["ltr/*"]
+    here = Study(recipe, tmp_path / "here", Listener())
+    assert here.run(only=["ltr/round=2"])
+    pack(here, tmp_path / "dest")
+    unpack(tmp_path / "dest", tmp_path / "there", recipe)
+    assert (
+        len(list((tmp_path / "there").glob("students/*/adapter"))) == 2
+    )  # one has no answers yet, one no next round
+    there = Study(recipe, tmp_path / "there", watch := Listener())
+    assert there.run(only=only, grade=False, tables=False)
+    assert [title.partition(" ")[0] for title in watch.stages] == ["store", "ltr-round3-seed0:"]
+    assert {cost.method for cost in map(there.cost, ("ltr/round=2", "ltr/round=3")) if cost} == {
+        "ltr/round=2",
+        "ltr/round=3",
+    }
+    pack(there, tmp_path / "dest")
+    unpack(tmp_path / "dest", tmp_path / "last")
+    last = Study(recipe, tmp_path / "last", watch := Listener())
+    assert last.run(only=only)
+    assert (watch.stages, watch.settings) == ([], [])
+    assert not list((tmp_path / "last").glob("stores/*round*/*.parquet"))
 
 
 def test_files_are_small_and_what_does_not_fit_is_named(
@@ -235,7 +260,7 @@ def test_every_store_and_every_training_of_the_bundled_studies_works(
     for name, method in study.methods.items():
         if method.store is not None:
             cell = study.cell(name, 0)
-            study.train(cell, study.collect(method.store))
+            study.train(cell)
             trained.add(study.student_folder(cell))
     assert len(list((tmp_path / "study" / "stores").iterdir())) == len(recipe.stores)
     assert all((folder / "adapter").is_dir() for folder in trained)

@@ -132,6 +132,28 @@ def test_a_directory_of_another_recipe_is_refused(
         Chain(run_recipe(world, **changes), done[0]).run(WORK)
 
 
+def test_rounds_are_students_of_students(world: Path, tmp_path: Path) -> None:
+    recipe = run_recipe(world, rounds=2, split_prompts=True, students={"speed": {"learning": {"steps": 2}}})
+    assert not Chain(recipe, tmp_path, Listener(6)).run(WORK)  # in the second round
+    assert Chain(recipe, tmp_path).run(WORK)
+    names = [f"{name}-round{number}" for number in (1, 2) for name in ("quality", "speed")]
+    assert sorted(path.name for path in (tmp_path / "evaluation").iterdir()) == sorted(["base", *names])
+    stores = {
+        name: TrajectoryStore.open(tmp_path / name)
+        for name in ("trajectories", *(f"trajectories-{n}" for n in names[2:]))
+    }
+    assert {store.meta.examples for store in stores.values()} == {6}
+    assert len({store.meta.model for store in stores.values()}) == 3
+    for name, rank in zip(names, (2, 2, 4, 4), strict=True):
+        lm = tad.load(world / "llada", adapter=tmp_path / "students" / name / "adapter", device="cpu")
+        assert lm.peft.peft_config["default"].r == rank
+    page = write_report([tmp_path], tmp_path / "page.html").page.read_text()
+    assert all(name in page for name in names)
+    watch = Listener()
+    assert Chain(recipe, tmp_path, watch).run(WORK)
+    assert sum("trained before" in line for line in watch.lines) == 4
+
+
 def test_stages_in_the_wrong_order_say_which_one_is_missing(world: Path, tmp_path: Path) -> None:
     chain = Chain(run_recipe(world), tmp_path)
     with pytest.raises(TadError, match="'collect'"):

@@ -7,21 +7,27 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from study_world import Listener, study_recipe, study_values
+from eval_world import EXAMPLES
+from study_world import Listener, rounds_recipe, study_recipe, study_values
 from typer.testing import CliRunner
 
+import tad
 from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import Results
 from tad.evaluation.methods import read_outcomes
 from tad.evaluation.study import Study, StudyRecipe
-from tad.evaluation.study.cells import Base, Hashes, resolve_methods
+from tad.evaluation.study.cells import Base, Hashes, Source, resolve_methods
 from tad.evaluation.study.plan import DONE, MISSING, TRAINED, UNGRADED, WAITING
+from tad.files import claiming
+from tad.training.record import read_record
+from tad.trajectories.store import TrajectoryStore
 
 BASE = Base("model", "tokenizer", "llada", "float32")
 
@@ -122,7 +128,7 @@ def cell_hashes(world: Path, base: Base = BASE, **changes: object) -> dict[str, 
     cell = study.cell("tad", 0)
     assert cell is not None
     return {
-        "store": hashes.store("teacher"),
+        "store": hashes.store(Source("teacher")),
         "student": hashes.student(cell),
         "answers": hashes.answers(cell),
         "cell": hashes.cell(cell),
@@ -329,6 +335,113 @@ def test_tuning_is_fair_and_never_on_the_test_split(world: Path) -> None:
         study_recipe(world, **tuned(world, tasks=[{"name": "nano-word"}]))
 
 
+# Rounds
+
+
+@pytest.fixture(scope="module")
+def rounds(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
+    out, watch = tmp_path_factory.mktemp("rounds"), Listener()
+    assert Study(rounds_recipe(world), out, watch).run()
+    return out, watch
+
+
+def test_every_round_is_a_method_that_rests_on_the_one_before(world: Path, tmp_path: Path) -> None:
+    study = Study(rounds_recipe(world, seeds=[0, 1]), tmp_path)
+    study.__dict__["base"] = BASE
+    first, second = study.cell("ltr/round=1", 0), study.cell("ltr/round=2", 0)
+    assert second.source.teacher == first
+    assert (first.source.part, second.source.part) == ((1, 3), (2, 3))
+    assert study.methods["ltr/round=2"].title == "round 2"
+    assert study.hashes.student(study.cell("blocks/round=2", 0)) == study.hashes.student(second)
+    stores = [
+        study.hashes.store(study.cell(f"ltr/round={number}", seed).source)
+        for number in (1, 2)
+        for seed in (0, 1)
+    ]
+    assert stores[0] == stores[1]  # the base's trajectories are the same for every seed
+    assert len(set(stores)) == 3
+    other = Study(rounds_recipe(world, distill={"learning": {"lr": 0.5}}), tmp_path)
+    other.__dict__["base"] = BASE
+    assert other.hashes.store(other.cell("ltr/round=1", 0).source) == stores[0]
+    assert other.hashes.store(other.cell("ltr/round=2", 0).source) != stores[2]
+
+
+def test_rounds_train_from_the_student_before_on_what_it_rolled_out(
+    world: Path, rounds: tuple[Path, Listener]
+) -> None:
+    study = Study(rounds_recipe(world), rounds[0])
+    assert {one.state for one in study.states()} == {DONE}
+    base = study.base.model
+    models = []
+    for number in (1, 2, 3):
+        cell = study.cell(f"ltr/round={number}", 0)
+        meta = TrajectoryStore.open(study.store_folder(cell.source)).meta
+        models.append(meta.model)
+        assert meta.examples == 4
+        record = read_record(study.student_folder(cell))
+        assert bool(record["recipe"]["start"]) == (number > 1)
+        adapter = study.student_folder(cell) / "adapter"
+        lm = tad.load(world / "llada", adapter=adapter, device="cpu")
+        assert lm.peft.peft_config["default"].r == 2 * number
+    assert models[0] == base
+    assert len(set(models)) == 3
+    whole = read_record(study.student_folder(study.cell("whole/round=2", 0)))["recipe"]
+    assert whole["model"].endswith("model")  # what the first round has left
+    costs = {cost["method"]: cost for cost in json.loads((rounds[0] / "tables" / "costs.json").read_text())}
+    assert [costs[f"ltr/round={number}"]["steps"] for number in (1, 2, 3)] == [3, 6, 9]
+    assert costs["ltr/round=3"]["rollouts"] >= EXAMPLES
+    assert costs["last"]["rollouts"] == costs["ltr/round=2"]["rollouts"] + EXAMPLES
+
+
+def test_rounds_stopped_anywhere_or_begun_at_the_end_come_to_the_same_numbers(
+    world: Path, rounds: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    assert Study(rounds_recipe(world), tmp_path).run(only=["ltr/round=3"])  # makes the rounds before it
+    calls, stop = 0, 3
+    while not Study(rounds_recipe(world), tmp_path, Listener(stop)).run():
+        calls, stop = calls + 1, stop + 6
+        assert calls < 20
+    assert calls
+    for path in (rounds[0] / "answers").rglob("rows.jsonl"):
+        folder = path.parent.relative_to(rounds[0])
+        mine, theirs = (read_outcomes(one / folder) for one in (tmp_path, rounds[0]))
+        assert np.array_equal(mine.correct, theirs.correct)
+        assert np.array_equal(mine.forwards, theirs.forwards)
+
+
+def test_a_round_that_another_process_is_making_is_left_to_it(
+    world: Path, rounds: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    study = Study(rounds_recipe(world), tmp_path, watch := Listener(8))
+    tmp_path.joinpath("study.json").write_text((rounds[0] / "study.json").read_text())
+    first = study.hashes.student(study.cell("ltr/round=1", 0))
+    with (
+        claiming(tmp_path, f"student-{first}") as mine,
+        claiming(tmp_path, f"answers-{study.hashes.answers(study.cell('ltr/round=1', 0))}"),
+    ):
+        assert mine
+        study.run(grade=False, tables=False)
+    assert not any(title.startswith("ltr") for title in watch.stages)
+    assert any(title.startswith("whole") for title in watch.stages)
+
+
+def test_trials_of_rounds_change_every_round(world: Path, tmp_path: Path) -> None:
+    section = tuned(world, methods={"ltr": None})["tuning"]
+    study = Study(rounds_recipe(world, tuning=section), tmp_path)
+    study.__dict__["base"] = BASE
+    (trial, _) = study.trials_of("ltr")
+    assert trial.method == "ltr/round=3"
+    assert trial.source.teacher.source.teacher.changes["learning"] == {"lr": 1e-4}
+    assert study.cell("blocks/round=1", 0) is None  # waits for it
+    assert {one.state for one in study.states() if one.method == "ltr/round=1"} == {WAITING}
+
+
+@pytest.mark.parametrize("after", ["nothing", "base", "last"])
+def test_after_names_a_method_that_is_trained(world: Path, tmp_path: Path, after: str) -> None:
+    with pytest.raises(TadError, match=r"methods\.last\.after"):
+        Study(rounds_recipe(world, methods={"last": {"after": after}}), tmp_path)
+
+
 # Bad recipes
 
 
@@ -410,11 +523,15 @@ print(study.run())
 """
 
 
+@pytest.mark.parametrize(
+    ("make", "whole"), [(study_recipe, "done"), pytest.param(rounds_recipe, "rounds", marks=pytest.mark.slow)]
+)
 def test_two_processes_share_a_study_and_do_nothing_twice(
-    world: Path, done: tuple[Path, Listener], tmp_path: Path
+    world: Path, tmp_path: Path, make: Callable, whole: str, request: pytest.FixtureRequest
 ) -> None:
+    done = request.getfixturevalue(whole)
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    recipe.write_text(yaml.safe_dump(study_recipe(world).model_dump(mode="json")))
+    recipe.write_text(yaml.safe_dump(make(world).model_dump(mode="json")))
     words = [sys.executable, "-c", _WORK, str(recipe), str(out)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=300)[0].split()[-1] for process in both] == ["True", "True"]
@@ -426,8 +543,9 @@ def test_two_processes_share_a_study_and_do_nothing_twice(
         assert names(out, kind) == names(done[0], kind)
     trained = [json.loads(path.read_text())["calls"] for path in (out / "students").glob("*/run.json")]
     assert all(len(calls) == 1 for calls in trained)
-    for name in ("main.md", "main.csv", "windows.csv"):
-        assert (out / "tables" / name).read_text() == (done[0] / "tables" / name).read_text()
+    for path in (done[0] / "tables").iterdir():
+        if path.suffix in (".md", ".csv"):
+            assert (out / "tables" / path.name).read_text() == path.read_text()
 
 
 def test_a_cell_that_another_process_has_taken_is_left_to_it(world: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tad.evaluation.measurement import RESAMPLES
 from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
+from tad.evaluation.study.cells import Source
 from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study
 from tad.evaluation.tables import shorten
 from tad.files import read_lines
@@ -281,7 +282,7 @@ def _take_study(folder: Path, found: Gathered, several: bool) -> None:
 def _study_stores(plan: StudyPlan, whose: str, notes: list[str]) -> list[StoreData]:
     found = []
     for name in plan.recipe.stores:
-        folder, trouble = plan.store_folder(name), list[str]()
+        folder, trouble = plan.store_folder(Source(name)), list[str]()
         if (folder / STORE_META).is_file():
             place = f"{plan.recipe.name}: {name}"
             found.append(replace(read_store(folder, trouble), name=f"{name}{whose}", place=place))

@@ -1,6 +1,6 @@
 """Cells: a method and a seed, resolved to the recipes that decide the result, and named by a hash of those.
 
-    store     <- base, collect recipe, how the window is measured
+    store     <- base, collect recipe, how the window is measured; in later rounds the student that rolls out
     student   <- store, distill recipe (its seed in it)
     answers   <- base, student, dtype, questions
     cell      <- answers, decoder, thresholds
@@ -55,6 +55,9 @@ class ResolvedMethod:
     seeds: list[int] | None
     tuned_as: str | None  # whose trials decide its training
     absent: str | None
+    round: int | None = None  # from 1, of a method in rounds
+    before: str | None = None  # the method of the round before
+    part: tuple[int, int] | None = None  # of the prompts
 
     def distill(self, trial: Values | None = None) -> Values:
         """All layers; a trial stands right above the method that was tuned, below what is changed in this one."""
@@ -67,13 +70,22 @@ class ResolvedMethod:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Trajectories: a store of the recipe, which part of its prompts, and whose student rolls out (None: the base)."""
+
+    store: str
+    part: tuple[int, int] | None = None
+    teacher: Cell | None = None
+
+
+@dataclass(frozen=True)
 class Cell:
     """One thing to train and answer with. `seed` is None where nothing is trained, `trial` counts tuning trials."""
 
     method: str
     seed: int | None
     trial: int | None
-    store: str | None
+    source: Source | None  # None: the base itself is decoded
     changes: Values  # of `distill`
     tasks: list[EvalTask]
     decoder: str
@@ -104,10 +116,11 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:
                 f"{recipe.name}: methods.{name}.vary: {', '.join(method.vary)} end alike, so their methods would share names"
             )
         below = [(one, dict(values.get("distill", {}))) for one, values in layers]
-        for words, varied in _vary(method):
-            suffix = ",".join(f"{key}={value}" for key, value in words.items())
-            full = f"{name}/{suffix}" if suffix else name
+        for words, varied in _with_rounds(method):
+            full = _full_name(name, words)
             one_of = MethodSection.model_validate(lay_over({**merged, "vary": {}}, varied))
+            number = words.get("round") if method.rounds else None
+            before = {**words, "round": number - 1} if number and number > 1 else None
             found[full] = ResolvedMethod(
                 name=full,
                 title=_title(one_of.title or name, words, f"{recipe.name}: methods.{name}.title"),
@@ -118,6 +131,9 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:
                 seeds=one_of.seeds,
                 tuned_as=tuned[-1] if tuned else None,
                 absent=one_of.absent,
+                round=number,
+                before=method.after if before is None else _full_name(name, before),
+                part=(number, method.rounds) if number and method.rounds and method.split_prompts else None,
             )
     _check(recipe, found)
     return found
@@ -133,10 +149,20 @@ def _check(recipe: StudyRecipe, found: dict[str, ResolvedMethod]) -> None:
             raise TadError(
                 f"{recipe.name}: methods.{method.name}.store: '{method.store}' is not one of the stores: {', '.join(recipe.stores)}"
             )
+        if method.before is not None and (method.before not in found or found[method.before].store is None):
+            raise TadError(
+                f"{recipe.name}: methods.{method.name}.after: '{method.before}' is not a method that is trained"
+            )
+        line, one = [method.name], method
+        while one.before is not None:
+            one = found[one.before]
+            if one.name in line:
+                raise TadError(f"{recipe.name}: methods.{method.name}.after: comes after itself")
+            line.append(one.name)
     if recipe.validation is not None and recipe.validation not in recipe.stores:
         raise TadError(f"{recipe.name}: validation: '{recipe.validation}' is not one of the stores")
     for name in recipe.tuning.methods if recipe.tuning else ():
-        if name not in found or found[name].store is None:
+        if not any(one.tuned_as == name and one.store is not None for one in found.values()):
             raise TadError(f"{recipe.name}: tuning.methods: '{name}' is not a method that is trained")
 
 
@@ -161,6 +187,20 @@ def _vary(method: MethodSection) -> Iterator[tuple[dict[str, Any], Values]]:
             values = set_field(values, dotted, value)
             words[dotted.rpartition(".")[2]] = value
         yield words, values
+
+
+def _with_rounds(method: MethodSection) -> Iterator[tuple[dict[str, Any], Values]]:
+    """`_vary`, each as often as there are rounds."""
+    for words, values in _vary(method):
+        if method.rounds is None:
+            yield words, values
+        for number in range(1, (method.rounds or 0) + 1):
+            yield {**words, "round": number}, values
+
+
+def _full_name(name: str, words: dict[str, Any]) -> str:
+    suffix = ",".join(f"{key}={value}" for key, value in words.items())
+    return f"{name}/{suffix}" if suffix else name
 
 
 def _title(title: str, words: dict[str, Any], where: str) -> str:
@@ -191,16 +231,17 @@ class Hashes:
         self.recipe, self.base = recipe, base
         self._questions: dict[str, Questions] = {}
 
-    def store(self, name: str) -> str:
-        values = self.recipe.collect_recipe(self.recipe.stores[name])
+    def store(self, source: Source) -> str:
+        values = self.recipe.collect_recipe(self.recipe.stores[source.store], source.part)
         window = self.recipe.window.model_dump()
         window.pop("batch_size")
-        return digest([self.base.model, self.base.tokenizer, values.content_hash_fields(), window])
+        decides = [self.base.model, self.base.tokenizer, values.content_hash_fields(), window]
+        return digest(decides if source.teacher is None else [*decides, self.student(source.teacher)])
 
     def student(self, cell: Cell) -> str | None:
-        if cell.store is None:
+        if cell.source is None:
             return None
-        return digest([self.store(cell.store), self.training(cell, "", None).content_hash_fields()])
+        return digest([self.store(cell.source), self.training(cell, "", None).content_hash_fields()])
 
     def answers(self, cell: Cell) -> str:
         recipe = self.recipe.eval_recipe(cell.tasks)
@@ -221,10 +262,13 @@ class Hashes:
     def cell(self, cell: Cell) -> str:
         return digest([self.answers(cell), [setting.name for setting in self.settings(cell)]])
 
-    def training(self, cell: Cell, store: str, validation: str | None) -> DistillRecipe:
-        """The recipe of a cell's training."""
-        held = {"validation": [validation], "validate_every": NEVER} if validation else {}
-        return self.recipe.distill_recipe(cell.label, store, cell.changes, seed=cell.seed or 0, **held)
+    def training(
+        self, cell: Cell, store: str, validation: str | None, start: Values | None = None
+    ) -> DistillRecipe:
+        """The recipe of a cell's training; `start` says what a later round starts from."""
+        filled: Values = {"validation": [validation], "validate_every": NEVER} if validation else {}
+        filled |= {"seed": cell.seed or 0, **(start or {})}
+        return self.recipe.distill_recipe(cell.label, store, cell.changes, **filled)
 
     def settings(self, cell: Cell) -> list[Setting]:
         """The runs that make up a cell. A trial is scored by its speeds: it needs no run one token at a time."""

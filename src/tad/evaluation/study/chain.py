@@ -3,6 +3,7 @@
     OUT/trajectories        the store, window.json and its picture
     OUT/students/NAME       a training run with its adapter
     OUT/evaluation/NAME     a sweep: 'base', and each student
+    OUT/trajectories-NAME   with rounds: the store of the student NAME-roundR, rolled out by that of the round before
     OUT/tables              the numbers beside each other
     OUT/report              the report, where it can be made
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -23,8 +25,8 @@ from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
 from tad.evaluation.run import Identity, evaluate
 from tad.evaluation.study.listener import Listener, Silent, Stopped
-from tad.evaluation.study.pool import ModelPool, fill_store, find_result
-from tad.evaluation.study.recipe import RunRecipe
+from tad.evaluation.study.pool import ModelPool, fill_store, find_result, start_fields
+from tad.evaluation.study.recipe import RunRecipe, Values
 from tad.evaluation.sweep import FIRST, Setting
 from tad.evaluation.tables import write_table
 from tad.files import create_folder, writing
@@ -34,6 +36,18 @@ from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
 from tad.trajectories.window import WINDOW, explain_windows, measure_window, read_report, show_decay
+
+
+@dataclass(frozen=True)
+class Training:
+    """A student to make: the section it is trained with, its trajectories, and the student of the round before."""
+
+    name: str
+    values: Values
+    round: int
+    store: Path
+    before: Training | None
+
 
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
@@ -63,7 +77,11 @@ class Chain:
             self._check_window()
             write_record(self.out, self.recipe.model_dump(mode="json"))
             try:
-                for name in STAGES:
+                for trainings in self.rounds:
+                    for name in STAGES[:3]:
+                        if name in stages:
+                            getattr(self, f"_{name}")(trainings)
+                for name in STAGES[3:]:
                     if name in stages:
                         getattr(self, f"_{name}")()
             except Stopped:
@@ -81,6 +99,30 @@ class Chain:
             self._pool = ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
         return self._pool
 
+    @cached_property
+    def rounds(self) -> list[list[Training]]:
+        """The students of every round; those of the first one share its trajectories."""
+        found: list[list[Training]] = []
+        for number in range(1, self.recipe.rounds + 1):
+            now = []
+            for place, (name, values) in enumerate(self.recipe.students.items()):
+                full = name if self.recipe.rounds == 1 else f"{name}-round{number}"
+                store = self.store if number == 1 else self.out / f"trajectories-{full}"
+                now.append(Training(full, values, number, store, found[-1][place] if found else None))
+            found.append(now)
+        return found
+
+    def _made(self, training: Training | None) -> Path | None:
+        """What a training has left; None stands for the base."""
+        if training is None:
+            return None
+        result = find_result(self.student(training.name))
+        if result is None:
+            raise TadError(
+                f"{self.student(training.name)}: is not trained yet; run the stage 'distill' first"
+            )
+        return result
+
     def student(self, name: str) -> Path:
         return self.out / "students" / name
 
@@ -89,39 +131,45 @@ class Chain:
 
     # Stages
 
-    def _collect(self) -> None:
-        recipe = self.recipe.collect_recipe()
-        tasks = ", ".join(task.name for task in recipe.tasks)
-        with self.listener.stage(f"Collect: the privileged teacher on {tasks}, one token per step"):
-            store = fill_store(
-                self.pool.base(), recipe, self.store, self.listener.shard, self.listener.stopping
-            )
-            if store is None:
-                raise Stopped
-            found = summarise(store)
-            self.listener.say(
-                f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones right); mean length "
-                f"{found.mean_length:.0f} steps, teacher's mean confidence {found.mean_confidence:.3f}"
-            )
+    def _collect(self, trainings: Sequence[Training]) -> None:
+        for one in _by_store(trainings):
+            part = (one.round, self.recipe.rounds) if self.recipe.split_prompts else None
+            recipe = self.recipe.collect_recipe(part=part)
+            tasks = ", ".join(task.name for task in recipe.tasks)
+            who = "the privileged teacher" if one.before is None else f"'{one.before.name}'"
+            with self.listener.stage(f"Collect: {who} on {tasks}, one token per step"):
+                teacher = self.pool.teacher(self._made(one.before))
+                store = fill_store(teacher, recipe, one.store, self.listener.shard, self.listener.stopping)
+                if store is None:
+                    raise Stopped
+                found = summarise(store)
+                unaided = f", {found.unaided} without the reference" if found.unaided else ""
+                self.listener.say(
+                    f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones "
+                    f"right{unaided}); {found.forwards} forwards; mean length {found.mean_length:.0f} steps, teacher's mean "
+                    f"confidence {found.mean_confidence:.3f}"
+                )
 
-    def _window(self) -> None:
-        self._need_store()
-        with self.listener.stage(
-            "Window: the student's confidence in the teacher's tokens by steps until their reveal"
-        ):
-            if (self.store / WINDOW).is_file():
-                report = read_report(self.store)
-            else:
-                store = TrajectoryStore.open(self.store)
-                report = measure_window(self.pool.base(), store, **self.recipe.window.model_dump())
-            for line in (*show_decay(report)[:2], *explain_windows(report)):
-                self.listener.say(line)
+    def _window(self, trainings: Sequence[Training]) -> None:
+        for one in _by_store(trainings):
+            self._need_store(one.store)
+            with self.listener.stage(
+                "Window: the student's confidence in the teacher's tokens by steps until their reveal"
+            ):
+                if (one.store / WINDOW).is_file():
+                    report = read_report(one.store)
+                else:
+                    store, lm = TrajectoryStore.open(one.store), self.pool.teacher(self._made(one.before))
+                    report = measure_window(lm, store, **self.recipe.window.model_dump())
+                for line in (*show_decay(report)[:2], *explain_windows(report)):
+                    self.listener.say(line)
 
-    def _distill(self) -> None:
-        self._need_store()
-        self._need(self.store / WINDOW, "window")
-        for name, values in self.recipe.students.items():
-            recipe = self.recipe.distill_recipe(name, str(self.store), values)
+    def _distill(self, trainings: Sequence[Training]) -> None:
+        for one in trainings:
+            self._need_store(one.store)
+            self._need(one.store / WINDOW, "window")
+            name, start = one.name, start_fields(self._made(one.before))
+            recipe = self.recipe.distill_recipe(name, str(one.store), one.values, **start)
             out = self.student(name)
             with self.listener.stage(f"Distil '{name}': {describe_training(recipe)}"):
                 if find_result(out) is not None:
@@ -159,11 +207,7 @@ class Chain:
     def _models(self) -> list[tuple[str, Path | None]]:
         """Name -> adapter or model, None for the base; in the order of the table."""
         found: list[tuple[str, Path | None]] = [("base", None)]
-        for name in self.recipe.students:
-            result = find_result(self.student(name))
-            if result is None:
-                raise TadError(f"{self.student(name)}: is not trained yet; run the stage 'distill' first")
-            found.append((name, result))
+        found += [(one.name, self._made(one)) for trainings in self.rounds for one in trainings]
         return found + [(name, Path(path)) for name, path in self.recipe.adapters.items()]
 
     def _decoders(self, name: str) -> list[str]:
@@ -179,7 +223,8 @@ class Chain:
     def table(self) -> ResultTable:
         """The base, its decoders and the students, on the same problems, as `tad points` of the directories has them."""
         notes: list[str] = []
-        names = ("base", *self.recipe.students, *self.recipe.adapters)
+        students = [one.name for trainings in self.rounds for one in trainings]
+        names = ("base", *students, *self.recipe.adapters)
         groups = group_runs(load_runs([self.sweep(name) for name in names], notes), notes)
         return tabulate(groups[0], self.recipe.tolerance, title=self.recipe.name)
 
@@ -203,13 +248,13 @@ class Chain:
         if not path.is_file():
             raise TadError(f"{path}: missing; run the stage '{stage}' first")
 
-    def _need_store(self) -> None:
+    def _need_store(self, folder: Path) -> None:
         """A store that was stopped has its description, and not all of its shards."""
-        self._need(self.store / STORE, "collect")
-        missing = TrajectoryStore.open(self.store).missing()
+        self._need(folder / STORE, "collect")
+        missing = TrajectoryStore.open(folder).missing()
         if missing:
             raise TadError(
-                f"{self.store}: {len(missing)} shards are still missing; run the stage 'collect' first"
+                f"{folder}: {len(missing)} shards are still missing; run the stage 'collect' first"
             )
 
     def _check_window(self) -> None:
@@ -224,6 +269,11 @@ class Chain:
                     f"{self.store / WINDOW}: was measured with window.{field}={before.get(field)!r}, the recipe now says "
                     f"{value!r}; use another --out directory"
                 )
+
+
+def _by_store(trainings: Sequence[Training]) -> list[Training]:
+    """One of the trainings for each store."""
+    return list({one.store: one for one in reversed(trainings)}.values())[::-1]
 
 
 def run_chain(recipe: RunRecipe, out: str | Path, listener: Listener | None = None) -> bool:

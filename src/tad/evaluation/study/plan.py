@@ -22,12 +22,13 @@ from tad.evaluation.analysis import ResultTable, RowSpec, analyse, list_scopes
 from tad.evaluation.measurement import MethodRuns
 from tad.evaluation.methods import read_outcomes
 from tad.evaluation.results import read_summary
-from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, choose, resolve_methods
+from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, Source, choose, resolve_methods
 from tad.evaluation.study.pool import ModelPool, find_result
 from tad.evaluation.study.recipe import StudyRecipe, Values
 from tad.evaluation.sweep import FIRST
 
 STUDY = "study.json"
+COST = "cost.json"  # of a store: what it took to collect it
 DONE, UNGRADED, TRAINED, MISSING, WAITING = "done", "not graded", "trained", "missing", "waits for tuning"
 TUNING = "tuning"  # stands for a table where trials are listed
 _RENAMED = {"rival": "baseline", "below": "tolerance"}  # in records of earlier versions
@@ -56,6 +57,18 @@ class TrialResult:
     accuracy: float | None  # at its best setting
     tpf: float | None  # at the target accuracy; None where it is not reached
     chosen: bool = False
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """What a student took, all rounds up to it together."""
+
+    method: str
+    steps: int  # of the optimizer
+    rollouts: int
+    forwards: int  # of rollouts, one row each
+    kept: int
+    unaided: int  # right without the reference, where it was shown where needed only
 
 
 def is_whole(folder: Path) -> bool:
@@ -149,10 +162,19 @@ class StudyPlan:
         """The trials of a tuned method."""
         tuning = self.recipe.tuning
         assert tuning is not None
+        last = self.tuned_method(name)
         return [
-            self._make_cell(name, tuning.seed, changes, number)
+            self._make_cell(last, tuning.seed, changes, number)
             for number, changes in enumerate(tuning.trials_of(name))
         ]
+
+    def tuned_method(self, name: str) -> str:
+        """The method that a trial answers with: of one in rounds the last round, made with the trial's changes throughout."""
+        return (
+            name
+            if name in self.methods
+            else [one for one in self.methods if one.startswith(f"{name}/round=")][-1]
+        )
 
     def cell(self, name: str, seed: int | None) -> Cell | None:
         """A method's cell on the test problems; None while its tuning is not finished."""
@@ -170,8 +192,12 @@ class StudyPlan:
     ) -> Cell:
         method, tuning = self.methods[name], self.recipe.tuning
         tasks = self.recipe.evaluate.tasks if trial is None or tuning is None else tuning.tasks
+        source = None
+        if method.store is not None:
+            teacher = None if method.before is None else self._make_cell(method.before, seed, changes, trial)
+            source = Source(method.store, method.part, teacher)
         return Cell(
-            name, seed, trial, method.store, method.distill(changes), tasks, method.decoder, method.settings
+            name, seed, trial, source, method.distill(changes), tasks, method.decoder, method.settings
         )
 
     def _reference_cell(self) -> Cell:
@@ -239,8 +265,9 @@ class StudyPlan:
         found = sorted((self.out / kind).glob(f"*-{name}"))
         return found[0] if found else self.out / kind / f"{label}-{name}"
 
-    def store_folder(self, name: str) -> Path:
-        return self._place("stores", name, self.hashes.store(name))
+    def store_folder(self, source: Source) -> Path:
+        teacher = "" if source.teacher is None else f"{source.teacher.label}-"
+        return self._place("stores", f"{teacher}{source.store}", self.hashes.store(source))
 
     def student_folder(self, cell: Cell) -> Path | None:
         name = self.hashes.student(cell)
@@ -288,7 +315,7 @@ class StudyPlan:
             [cell.seed for cell in whole],
             [[read_outcomes(run) for run in self.runs_of(cell)] for cell in whole],
             self.base.family,
-            trained=whole[0].store is not None,
+            trained=whole[0].source is not None,
         )
 
     def tables(self) -> list[ResultTable]:
@@ -316,6 +343,22 @@ class StudyPlan:
                 analyse(table, section.title, specs, base, baseline, tolerance, everyone, note=section.note)
             )
         return found
+
+    def cost(self, name: str) -> MethodCost | None:
+        """Of a method's first seed; None where nothing is trained, or not yet collected."""
+        method = self.methods[name]
+        seed = (method.seeds or self.recipe.seeds)[0]
+        cell = None if method.store is None or method.absent else self.cell(name, seed)
+        total = dict.fromkeys(("steps", "rollouts", "forwards", "kept", "unaided"), 0)
+        while cell is not None and cell.source is not None:
+            path = self.store_folder(cell.source) / COST
+            if not path.is_file():
+                return None
+            found = json.loads(path.read_text(encoding="utf-8"))
+            found["steps"] = self.hashes.training(cell, "", None).learning.steps or 0
+            total = {key: value + found[key] for key, value in total.items()}
+            cell = cell.source.teacher
+        return MethodCost(name, **total) if total["rollouts"] else None
 
     def trials(self, name: str) -> list[TrialResult]:
         """A method's trials with their scores, as far as they are there; the best one is chosen when all are, the first of

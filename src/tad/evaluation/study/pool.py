@@ -52,6 +52,14 @@ class ModelPool:
         lm.adapter = str(adapter)
         return lm
 
+    def teacher(self, result: Path | None) -> LM:
+        """What rolls out: the base, or what a training has left, an adapter in the weights."""
+        if result is None or result.name == MODEL:
+            return self.base() if result is None else self.trained(result)
+        lm = self.base()
+        lm.start_from(result)
+        return lm
+
     def trained(self, result: Path) -> LM:
         """What a training has left: an adapter on the base, or a model trained whole, which is loaded beside it."""
         if result.name != MODEL:
@@ -74,9 +82,9 @@ class ModelPool:
                 on_step(step)
                 return {}
 
-        outcome = distill(
-            recipe, out, resume=bool(checkpoints(out)), evaluate=evaluate, lm=self.base(), quiet=True
-        )
+        # A student trained whole is started from as another model; an adapter is added by the training itself.
+        lm = self.base() if recipe.model == self.model else self.trained(Path(recipe.model))
+        outcome = distill(recipe, out, resume=bool(checkpoints(out)), evaluate=evaluate, lm=lm, quiet=True)
         if outcome.finished:
             for checkpoint in checkpoints(out):
                 shutil.rmtree(checkpoint)
@@ -86,6 +94,13 @@ class ModelPool:
 
     def _reload(self) -> None:
         self._lm = load(self.model, device=self.device, dtype=self.dtype)
+
+
+def start_fields(result: Path | None) -> dict[str, str]:
+    """The fields of a training that starts from what another has left."""
+    if result is None:
+        return {}
+    return {"model" if result.name == MODEL else "start": str(result)}
 
 
 def find_result(out: Path) -> Path | None:

@@ -113,13 +113,18 @@ class ModelRecipe(Recipe):
         path = str(Path(path or task.options.get("path", "")).absolute())
         return name, path, task.split or (splits or [found.default_split])[0]
 
-    def collect_recipe(self, changes: Values | None = None) -> CollectRecipe:
-        values = {**self.collect, **(changes or {})}
+    def collect_recipe(
+        self, changes: Values | None = None, part: tuple[int, int] | None = None
+    ) -> CollectRecipe:
+        """`part`: of the prompts, for a round that has its own."""
+        values = {**self.collect, **(changes or {})} | ({"part": part} if part else {})
         return parse_recipe(CollectRecipe, self._placed(values), where=f"{self.name}: collect")
 
     def distill_recipe(self, name: str, store: str, changes: Values, **filled: Any) -> DistillRecipe:
-        values: Values = {"report_to": [], **lay_over(self.distill, changes), **filled}
-        values |= {"name": name, "model": self.model, "trajectories": [store]}
+        values: Values = {"report_to": [], **lay_over(self.distill, changes)}
+        values |= {"name": name, "model": self.model, "trajectories": [store], **filled}
+        if values.get("full"):  # whatever the adapters of the others share
+            values.pop("adapter", None)
         if self.device is not None:
             values.setdefault("device", self.device)
         return parse_recipe(DistillRecipe, values, where=f"{self.name}: distill of '{name}'")
@@ -154,6 +159,11 @@ class ModelRecipe(Recipe):
 
 class RunRecipe(ModelRecipe):
     """Everything `tad run` needs."""
+
+    rounds: Positive = 1
+    """How often a student is made: from the second round on the last student rolls out, is trained on and is its teacher."""
+    split_prompts: bool = False
+    """Whether every round has its own part of the prompts, so that all rounds together roll out as often as one."""
 
     students: dict[str, Values] = Field(min_length=1)
     """Name -> fields of `distill` laid over the shared ones; another `objective.name` replaces the whole objective."""
@@ -200,6 +210,13 @@ class MethodSection(Recipe):
     """Default: tad."""
     settings: Values = Field(default_factory=dict)
     """Parameters of the decoder, other than what the grid sets."""
+    rounds: Positive | None = None
+    """One method for each round, named NAME/round=1, ...: from the second on the student of the round before rolls out, is
+    trained on and is the teacher. Steps are those of one round."""
+    split_prompts: bool = False
+    """Whether every round has its own part of the prompts, so that all rounds together roll out as often as one."""
+    after: str | None = None
+    """A method whose student this one starts from, as a next round does: it rolls out, is trained on and is the teacher."""
     seeds: list[int] | None = None
     vary: dict[str, list[Any]] = Field(default_factory=dict)
     """Dotted field -> values: one method for each combination, named NAME/field=value,...; `title` may have {field}."""

@@ -23,16 +23,28 @@ from typing import Any
 
 from tad.evaluation.analysis import ResultTable
 from tad.evaluation.run import Identity, evaluate, regrade
-from tad.evaluation.study.cells import Cell
+from tad.evaluation.study.cells import Cell, Source
 from tad.evaluation.study.chain import describe_log, describe_training
 from tad.evaluation.study.listener import Listener, Silent, Stopped
-from tad.evaluation.study.plan import DONE, STUDY, UNGRADED, StudyPlan, TrialResult, is_whole, list_ungraded
-from tad.evaluation.study.pool import fill_store, find_result
+from tad.evaluation.study.plan import (
+    COST,
+    DONE,
+    STUDY,
+    UNGRADED,
+    MethodCost,
+    StudyPlan,
+    TrialResult,
+    is_whole,
+    list_ungraded,
+)
+from tad.evaluation.study.pool import fill_store, find_result, start_fields
 from tad.evaluation.study.recipe import StudyRecipe
 from tad.evaluation.tables import write_table
 from tad.files import claiming, create_folder, waiting, write_json, write_whole
 from tad.training.record import describe_machine
+from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.summary import summarise
 from tad.trajectories.window import WINDOW, explain_windows, measure_window
 
 _DECODED = (DONE, UNGRADED)
@@ -71,9 +83,10 @@ class Study(StudyPlan):
         return not self.listener.stopping()
 
     def _work(self, only: Sequence[str], grade: bool) -> bool:
-        """Pass over the cells until none is left that this process could do or that another one is doing."""
+        """Pass over the cells until none is left that this process could do or that another one is doing. After each piece of
+        work the pass begins anew: the next round of a chain may have become possible."""
         while True:
-            waits, busy = [], False
+            waits, busy, worked = [], False, False
             for table, name, _, get in self.cells(only):
                 cell = get()
                 if cell is None:
@@ -82,7 +95,9 @@ class Study(StudyPlan):
                 state = self.state(cell)
                 if state == UNGRADED and grade:
                     self._grade(cell)
-                if state not in _DECODED:
+                if state not in _DECODED and self._is_blocked(cell):
+                    busy = True
+                elif state not in _DECODED:
                     with self._claim(cell) as mine:
                         if not mine:
                             busy = True
@@ -90,6 +105,11 @@ class Study(StudyPlan):
                             if not self.may_begin(cell):
                                 return False
                             self.work_on(cell)
+                            worked = True
+                if worked:
+                    break
+            if worked:
+                continue
             if not busy:
                 for line in waits:
                     self.listener.say(line)
@@ -98,14 +118,26 @@ class Study(StudyPlan):
                 return False
             time.sleep(_PAUSE)
 
+    def _is_blocked(self, cell: Cell) -> bool:
+        """Whether a round before this one is being made by another process."""
+        while cell.source is not None and cell.source.teacher is not None:
+            cell = cell.source.teacher
+            folder = self.student_folder(cell)
+            assert folder is not None
+            if find_result(folder) is not None:
+                return False
+            with claiming(self.out, f"student-{self.hashes.student(cell)}") as free:
+                if not free:
+                    return True
+        return False
+
     def _claim(self, cell: Cell) -> AbstractContextManager[bool]:
         """By the answers' hash: cells of one model on the same questions share runs."""
         return claiming(self.out, f"answers-{self.hashes.answers(cell)}")
 
     def work_on(self, cell: Cell) -> None:
         """Whatever a cell still needs: its store, its training, its answers."""
-        store = None if cell.store is None else self.collect(cell.store)
-        result = None if store is None else self.train(cell, store)
+        result = None if cell.source is None else self.train(cell)
         lm = self.pool.base() if result is None else self.pool.trained(result)
         identity, questions = Identity.of(lm), self.hashes.questions(cell.tasks)
         began, made = time.monotonic(), 0
@@ -130,32 +162,41 @@ class Study(StudyPlan):
             made += 1
         self.listener.say(f"{cell.label}: {made} runs in {time.monotonic() - began:.1f} s")
 
-    def collect(self, name: str) -> Path:
-        """A store with its window, made or continued."""
-        with waiting(self.out, f"store-{self.hashes.store(name)}"):
-            folder = self.store_folder(name)
-            if (folder / WINDOW).is_file():
+    def collect(self, source: Source) -> Path:
+        """A store with its window, made or continued; before it, the student that rolls out."""
+        with waiting(self.out, f"store-{self.hashes.store(source)}"):
+            folder = self.store_folder(source)
+            measured = (folder / WINDOW).is_file() and (folder / STORE).is_file()
+            if (
+                measured and not TrajectoryStore.open(folder).missing()
+            ):  # a study that travelled may have left shards behind
                 return folder
-            recipe = self.recipe.collect_recipe(self.recipe.stores[name])
-            with self.listener.stage(f"store '{name}'"):
-                lm = self.pool.base()
-                if fill_store(lm, recipe, folder, self.listener.shard, self.listener.stopping) is None:
+            recipe = self.recipe.collect_recipe(self.recipe.stores[source.store], source.part)
+            teacher = None if source.teacher is None else self.train(source.teacher)
+            with self.listener.stage(f"store '{folder.name}'"):
+                lm = self.pool.teacher(teacher)
+                store = fill_store(lm, recipe, folder, self.listener.shard, self.listener.stopping)
+                if store is None:
                     raise Stopped
-                report = measure_window(lm, TrajectoryStore.open(folder), **self.recipe.window.model_dump())
+                write_json(folder / COST, describe_cost(store))
+                report = measure_window(lm, store, **self.recipe.window.model_dump())
                 for line in explain_windows(report):
                     self.listener.say(line)
             return folder
 
-    def train(self, cell: Cell, store: Path) -> Path:
-        """A cell's adapter or model, made or continued."""
+    def train(self, cell: Cell) -> Path:
+        """A cell's adapter or model, made or continued; before it, its trajectories and what it starts from."""
+        assert cell.source is not None
         with waiting(self.out, f"student-{self.hashes.student(cell)}"):
             folder = self.student_folder(cell)
             assert folder is not None
             done = find_result(folder)
             if done is not None:
                 return done
-            held_out = None if self.recipe.validation is None else str(self.collect(self.recipe.validation))
-            recipe = self.hashes.training(cell, str(store), held_out)
+            store = self.collect(cell.source)
+            held_out = self.recipe.validation and str(self.collect(Source(self.recipe.validation)))
+            start = start_fields(None if cell.source.teacher is None else self.train(cell.source.teacher))
+            recipe = self.hashes.training(cell, str(store), held_out, start)
             with self.listener.stage(f"{cell.label}: {describe_training(recipe)}"):
                 outcome = self.pool.train(recipe, folder)
                 if not outcome.finished:
@@ -200,6 +241,10 @@ class Study(StudyPlan):
         found = self.tables()
         for table in found:
             write_table(table, folder)
+        costs = [cost for name in self.methods if (cost := self.cost(name)) is not None]
+        if costs:
+            write_whole(folder / "costs.md", show_costs(costs))
+            write_json(folder / "costs.json", [asdict(cost) for cost in costs])
         if tuning is not None:
             trials = [trial for name in tuning.methods for trial in self.trials(name)]
             write_whole(folder / "tuning.md", show_trials(trials, self.recipe))
@@ -215,6 +260,34 @@ class Study(StudyPlan):
             record |= {"recipe": self.recipe.model_dump(mode="json"), "base": asdict(self.base)}
             record["calls"].append(describe_machine())
             write_json(path, record)
+
+
+def describe_cost(store: TrajectoryStore) -> dict[str, int]:
+    """What a store cost and gave."""
+    found = summarise(store)
+    return {
+        name: getattr(found, name)
+        for name in ("rollouts", "forwards", "kept", "graded", "correct", "unaided")
+    }
+
+
+def show_costs(costs: Sequence[MethodCost]) -> str:
+    """What every student cost, all its rounds together, as Markdown."""
+    lines = [
+        "### Costs",
+        "",
+        "| method | optimizer steps | rollouts | forwards of rollouts | trajectories | right without the reference |",
+    ]
+    lines.append("|---" * 6 + "|")
+    for cost in costs:
+        lines.append(
+            f"| {cost.method} | {cost.steps} | {cost.rollouts} | {cost.forwards} | {cost.kept} | {cost.unaided} |"
+        )
+    lines += [
+        "",
+        "Of the first seed; a row's forward is one. Rollouts are those of all rounds up to this one, failed ones too.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def show_trials(trials: Sequence[TrialResult], recipe: StudyRecipe) -> str:
