@@ -1,8 +1,9 @@
-"""README and the pages name commands, options, recipes and files that exist. Anchors and the site are checked by `make docs`."""
+"""README and the pages name commands, options, recipes, their fields and files that exist. Anchors and the site are checked by `make docs`."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,22 @@ import pytest
 from typer.main import get_command
 
 from tad.cli import app
-from tad.config import bundled_recipes
+from tad.config import Recipe, load_recipe
+from tad.evaluation.study.recipe import RunRecipe, StudyRecipe
+from tad.nano.recipe import PretrainRecipe
+from tad.training.recipe import DistillRecipe
+from tad.trajectories.recipe import CollectRecipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
-TAKES_RECIPE = {"collect", "distill", "pretrain", "run", "study"}
+SCHEMAS: dict[str, type[Recipe]] = {
+    "collect": CollectRecipe,
+    "distill": DistillRecipe,
+    "pretrain": PretrainRecipe,
+    "run": RunRecipe,
+    "study": StudyRecipe,
+}
 
 
 def read_code(page: Path) -> Iterator[str]:
@@ -41,7 +52,7 @@ def find_calls(page: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_options_and_recipes_exist(page: Path) -> None:
+def test_commands_options_recipes_and_fields_exist(page: Path) -> None:
     for command, rest in find_calls(page):
         assert command in COMMANDS, f"tad {command}"
         known = {
@@ -49,9 +60,10 @@ def test_commands_options_and_recipes_exist(page: Path) -> None:
         }
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest):
             assert option in known | {"--help"}, f"tad {command} {option}"
-        recipe = re.match(r" ([a-z][a-z0-9-]+)(?=\s|$)", rest)
-        if command in TAKES_RECIPE and recipe:
-            assert recipe[1] in bundled_recipes(), f"tad {command} {recipe[1]}"
+        words = [word for word in shlex.split(rest) if word not in ("...", "RECIPE")]
+        if command in SCHEMAS and words and re.fullmatch(r"[a-z][a-z0-9-]+", words[0]):
+            overrides = [word for word in words[1:] if re.match(r"[a-z][a-z0-9_.]*=", word)]
+            load_recipe(SCHEMAS[command], words[0], overrides)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
