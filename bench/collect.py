@@ -2,6 +2,7 @@
 
     python bench/collect.py --out runs/collect.json                       # LLaDA-8B shape, random weights, on CUDA
     python bench/collect.py --model DIR --task nano-word --examples 32    # a small real model, on the CPU
+    python bench/collect.py --order left-to-right ...                     # ours in that order; the released way keeps its own
 
 The released way, written anew here: one row at a time, the whole canvas through the model and the head at every
 step, scores of every position, all steps to the end. Ours: batches, the head on the current block; then with the dual
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--cached-batch", type=int, default=64)
     parser.add_argument("--released-rows", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="timed turns of each way; the fastest counts")
+    parser.add_argument("--order", default="teacher", choices=("teacher", "left-to-right"))
     parser.add_argument("--compile", action="store_true", help="also exact with the model compiled")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -100,12 +102,12 @@ def released_way(lm: LM, prompt: list[int], length: int) -> list[int]:
 def measure(
     lm: LM, prompts: list[list[int]], options: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    length, config = options.length, RolloutConfig(block=BLOCK, stop_at_end=False)
+    length, config = options.length, RolloutConfig(order=options.order, block=BLOCK, stop_at_end=False)
     mean_inputs = statistics.mean(len(prompt) for prompt in prompts) + length
     flops = forward_cost(lm.model.shape, round(mean_inputs), lm.dtype).flops
     batch, wide = prompts[: options.batch], prompts[: options.cached_batch]
     some = spread_over_lengths(batch, options.released_rows)
-    stop = RolloutConfig(block=BLOCK)
+    stop = replace(config, stop_at_end=True)
     ways: dict[str, tuple[int, Callable[[], Any]]] = {
         "released way": (len(some), lambda: [released_way(lm, prompt, length) for prompt in some]),
         "exact": (len(batch), lambda: roll_out(lm, batch, batch, length, config)),

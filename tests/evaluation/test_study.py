@@ -393,6 +393,7 @@ def test_rounds_train_from_the_student_before_on_what_it_rolled_out(
     assert costs["last"]["rollouts"] == costs["ltr/round=2"]["rollouts"] + EXAMPLES
 
 
+@pytest.mark.slow
 def test_rounds_stopped_anywhere_or_begun_at_the_end_come_to_the_same_numbers(
     world: Path, rounds: tuple[Path, Listener], tmp_path: Path
 ) -> None:

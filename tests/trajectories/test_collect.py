@@ -208,13 +208,20 @@ def test_ray_actors_make_the_same_rows(world: Path, tmp_path: Path) -> None:
     assert content(collect_with_ray(recipe, tmp_path / "ray")) == content(whole)
 
 
+@pytest.mark.parametrize("order", ["teacher", "left-to-right"])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_cached_rollouts_are_whole(world: Path, cache: str) -> None:
+def test_cached_rollouts_are_whole(world: Path, cache: str, order: str) -> None:
     lm = load(world / "llada", device="cpu")
     prompts = [lm.encode("q" * n) for n in (3, 5, 8)]
-    config = RolloutConfig(block=8, stop_at_end=False)
+    config = RolloutConfig(order=order, block=8, stop_at_end=False)
     cached = roll_out(lm, prompts, prompts, 16, replace(config, cache=cache))
     assert all(sorted(row.reveal) == list(range(1, 17)) for row in cached)
+    if order == "left-to-right":
+        assert all(row.reveal == list(range(1, 17)) for row in cached)
+        exact = roll_out(lm, prompts, prompts, 16, config)
+        assert [row.tokens[0] for row in cached] == [
+            row.tokens[0] for row in exact
+        ]  # before anything is cached
 
 
 def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path, tmp_path: Path) -> None:
@@ -235,7 +242,7 @@ def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path
     ("changes", "message"),
     [
         ({"samples": 2}, "samples above 1 would all be the same"),
-        ({"cache": "dual", "order": "student"}, "works with order 'teacher' only"),
+        ({"cache": "dual", "order": "student"}, "works with orders 'teacher' and"),
         ({"compile": True, "order": "student"}, "compile works with"),
         ({"block": 7}, "not a multiple of the block length 7"),
         ({"tokens": "reference"}, "needs another order"),

@@ -60,8 +60,9 @@ class Collector:
     def __init__(self, lm: LM, recipe: CollectRecipe, student: LM | None = None) -> None:
         if recipe.samples > 1 and recipe.temperature == 0:
             raise TadError("samples above 1 would all be the same at temperature 0; set a temperature")
-        if recipe.cache != "none" and (recipe.order != "teacher" or recipe.tokens != "teacher"):
-            raise TadError(f"cache '{recipe.cache}' works with order 'teacher' only")
+        cacheable = recipe.order in ("teacher", "left-to-right") and recipe.tokens == "teacher"
+        if recipe.cache != "none" and not cacheable:
+            raise TadError(f"cache '{recipe.cache}' works with orders 'teacher' and 'left-to-right' only")
         if recipe.reference != "gold" and not recipe.privileged:
             raise TadError(
                 f"reference '{recipe.reference}' is shown to a privileged teacher; set privileged: true"

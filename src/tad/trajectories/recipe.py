@@ -57,7 +57,7 @@ class CollectRecipe(Recipe):
     keep: Literal["correct", "all"] = "correct"
     """Which rollouts are kept."""
     cache: Literal["none", "prefix", "dual"] = "none"
-    """Approximate but faster, for order 'teacher' only."""
+    """Approximate but faster, for orders 'teacher' and 'left-to-right' only."""
     compile: bool = False
     """Compile the layers first: a minute or so, then faster; for order 'teacher' only."""
     reference: Literal["gold", "majority", "where-needed"] = "gold"

@@ -63,7 +63,8 @@ class InOrder:
 @dataclass(frozen=True)
 class RolloutConfig:
     """How a rollout goes. `floor`: where the teacher is less sure than this of the token at the chosen position, its
-    own surest position is taken instead (0 switches that off). `cache` makes the paper's order faster and approximate."""
+    own surest position is taken instead (0 switches that off). `cache` makes the paper's order and left to right faster and
+    approximate: a whole forward at the beginning of a block, then the block alone."""
 
     order: Order = "teacher"
     tokens: Tokens = "teacher"
@@ -96,7 +97,7 @@ class RolloutConfig:
         block = self.block
         if self.order == "teacher":  # a floor would take its own choice instead
             rule = Top1()
-        elif self.order == "left-to-right" and not self.floor:
+        elif self.order == "left-to-right" and not self.floor and self.cache == "none":
             rule, block = Top1(), 1  # the head runs at the next position alone
         stop = "end" if self.stop_at_end else "off"
         found = get_decoder(
