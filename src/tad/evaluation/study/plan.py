@@ -344,21 +344,29 @@ class StudyPlan:
             )
         return found
 
-    def cost(self, name: str) -> MethodCost | None:
-        """Of a method's first seed; None where nothing is trained, or not yet collected."""
-        method = self.methods[name]
-        seed = (method.seeds or self.recipe.seeds)[0]
-        cell = None if method.store is None or method.absent else self.cell(name, seed)
+    def costs(self) -> list[MethodCost]:
+        """Of every student, its first seed, as far as trajectories are collected; of one with several decoders once."""
+        found: dict[str | None, MethodCost] = {}
+        for name, method in self.methods.items():
+            seed = (method.seeds or self.recipe.seeds)[0]
+            cell = None if method.store is None or method.absent else self.cell(name, seed)
+            cost = None if cell is None else self._cost(cell)
+            if cell is not None and cost is not None:
+                found.setdefault(self.hashes.student(cell), cost)
+        return list(found.values())
+
+    def _cost(self, cell: Cell) -> MethodCost | None:
         total = dict.fromkeys(("steps", "rollouts", "forwards", "kept", "unaided"), 0)
-        while cell is not None and cell.source is not None:
-            path = self.store_folder(cell.source) / COST
+        one: Cell | None = cell
+        while one is not None and one.source is not None:
+            path = self.store_folder(one.source) / COST
             if not path.is_file():
                 return None
             found = json.loads(path.read_text(encoding="utf-8"))
-            found["steps"] = self.hashes.training(cell, "", None).learning.steps or 0
+            found["steps"] = self.hashes.training(one, "", None).learning.steps or 0
             total = {key: value + found[key] for key, value in total.items()}
-            cell = cell.source.teacher
-        return MethodCost(name, **total) if total["rollouts"] else None
+            one = one.source.teacher
+        return MethodCost(cell.method, **total)
 
     def trials(self, name: str) -> list[TrialResult]:
         """A method's trials with their scores, as far as they are there; the best one is chosen when all are, the first of

@@ -241,7 +241,7 @@ class Study(StudyPlan):
         found = self.tables()
         for table in found:
             write_table(table, folder)
-        costs = [cost for name in self.methods if (cost := self.cost(name)) is not None]
+        costs = self.costs()
         if costs:
             write_whole(folder / "costs.md", show_costs(costs))
             write_json(folder / "costs.json", [asdict(cost) for cost in costs])
