@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from golden_lm import golden_lm as lm
+from golden_lm import golden_meta as meta
 from tad.decoding import Decoded, Step, decode, decoders_for, get_decoder
 from tad.errors import TadError
-from tad.models import LM, SpecialTokens, family_of
+from tad.models import LM, SpecialTokens
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 DECODER = {"fastdllm_v2": "fast-dllm-v2", "sdar": "sdar", "llada2": "llada2"}
 every_family = pytest.mark.parametrize("folder", DECODER)
-
-
-@cache
-def meta(folder: str) -> dict[str, Any]:
-    return json.loads((GOLDEN / folder / "meta.json").read_text())
-
-
-@cache
-def lm(folder: str) -> LM:
-    path = GOLDEN / folder / "checkpoint"
-    family = family_of(json.loads((path / "config.json").read_text())["model_type"])
-    model = family.model_class.from_pretrained(path, dtype="float32", attn_implementation="sdpa").eval()
-    facts = meta(folder)
-    ids = (facts[f"{name}_token_id"] for name in ("mask", "eos", "pad", "bos", "eot"))
-    return LM(model, family, SpecialTokens(*ids), source=folder)
 
 
 def run(folder: str, length: int = 64, decoder: str | None = None, **settings: Any) -> list[Decoded]:
@@ -83,6 +66,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(folder: str, settings: dict[str,
         {"rule": "factor", "factor": 0.7},
         {"rule": "hierarchy"},
         {"rule": "entropy-bound", "bound": 0.5},
+        {"rule": "contiguous-prefix"},
         {"rule": "credit"},
     ],
     ids=lambda rule: rule["rule"],

@@ -95,6 +95,8 @@ def test_sizes_as_they_are_give_the_same(lm: LM, prompts: list[list[int]], name:
         {"decoder": "d2f", "cache": "none"},
         {"decoder": "fast-dllm-dual", "block": 8},
         {"decoder": "fast-dllm", "rule": "factor"},
+        {"decoder": "tad", "rule": "contiguous-prefix", "threshold": 2.0},
+        {"decoder": "d2f", "block_add": 1, "rule": "entropy"},
         {"decoder": "tad", "rule": "hierarchy", "block": 16},
         {"decoder": "one-by-one", "score": "margin"},
         {"decoder": "llada", "steps": 16},

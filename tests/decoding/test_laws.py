@@ -113,9 +113,13 @@ def test_delayed_cache_that_never_freezes_or_always_refreshes_is_exact(
     family=st.sampled_from(["llada", "dream"]),
     block=st.sampled_from([8, 16, 32]),
     threshold=st.floats(0.3, 1),
-    add=st.floats(0, 1),
+    add=st.floats(0, 1) | st.just(1.0),
+    rule=st.sampled_from(["confidence", "entropy", "contiguous-prefix"]),
 )
-def test_block_causal_cache_is_exact(family: str, block: int, threshold: float, add: float) -> None:
+def test_block_causal_cache_is_exact(
+    family: str, block: int, threshold: float, add: float, rule: str
+) -> None:
+    """Pipelined blocks and, where the next one waits for the last, sequential ones."""
     lm, prompts = tiny(family), tiny_prompts(family)[:4]
     call = {
         "decoder": "d2f",
@@ -123,6 +127,7 @@ def test_block_causal_cache_is_exact(family: str, block: int, threshold: float, 
         "threshold": threshold,
         "block": block,
         "block_add": add,
+        "rule": rule,
     }
     cached = decode(lm, prompts, **call)
     exact = decode(lm, prompts, **call, cache="none")

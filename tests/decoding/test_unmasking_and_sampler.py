@@ -12,6 +12,7 @@ from tad.decoding.sampler import Samples, Sampling, filter_logits, sample
 from tad.decoding.unmasking import (
     Candidates,
     ConfidenceThreshold,
+    ContiguousPrefix,
     Credit,
     EntropyThreshold,
     Factor,
@@ -70,6 +71,23 @@ def test_the_token_is_the_first_of_the_largest_that_is_no_mask(vocab: int) -> No
 
 def test_best_takes_the_surest_and_the_lowest_position_of_a_tie() -> None:
     assert chosen(Top1().choose(sure(0.5, 0.9, 0.9), at(3, 4, 5))) == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, [0, 1]),
+        ({"threshold": 0.6}, [0, 1, 2, 3]),  # as far as the last candidate that is one
+        ({"threshold": 0.0}, [0]),  # the leftmost, however unsure
+        ({"score": "confidence", "threshold": 0.7}, [0, 1]),
+    ],
+)
+def test_the_contiguous_prefix_ends_before_the_first_that_is_not_sure(
+    settings: dict[str, float | str], wanted: list[int]
+) -> None:
+    samples = sure(0.2, 0.9, 0.6, 0.95, 0.99, entropy=[0.8, 0.1, 0.5, 0.05, 0.01])
+    candidates = at(3, 4, 6, 7, 8, valid=[True] * 4 + [False])
+    assert chosen(ContiguousPrefix(**settings).choose(samples, candidates)) == wanted
 
 
 def test_best_ignores_padding_entries() -> None:

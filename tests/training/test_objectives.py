@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -438,26 +439,32 @@ def test_d2f_blocks_get_noisier_from_left_to_right(seed: int, length: int) -> No
         assert ratios[blocks == block].unique().numel() == 1
 
 
-def test_a_d2f_student_does_not_see_later_blocks() -> None:
-    objective, model = objective_of("d2f", block=4, soft=False), adapted()
-    view = objective.views(ROWS[0], None, np.random.default_rng(5))[0]
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("d2f", {"block": 4, "soft": False}),
+        ("tad", {"window": "all", "block_causal": 4}),
+        ("dparallel", {"block": "all", "complement": False, "block_causal": 4}),
+        ("sft", {"block_causal": 4}),
+    ],
+)
+def test_a_block_causal_student_does_not_see_later_blocks(name: str, settings: dict[str, Any]) -> None:
+    objective, model = objective_of(name, **settings), adapted()
+    view = objective.views(ROWS[0], 2, np.random.default_rng(5))[0]
+    assert view.block == 4
+    ((term, weights),) = ((term, weights) for term, weights in view.terms.items() if weights.any())
     first = torch.zeros(12)
-    first[:4] = view.terms["hard"][:4]
+    first[:4] = weights[:4]
     assert first.any()
     later = view.noisy.clone()
     later[4:] = 9
-    losses = [
-        float(
-            loss_of(
-                model,
-                objective,
-                [type(view)(view.row, view.prompt, noisy, view.labels, {"hard": first}, None, block)],
-            ).total.detach()
-        )
-        for noisy, block in ((view.noisy, 4), (later, 4), (later, None))
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert losses[0] != pytest.approx(losses[2], rel=1e-4)
+    losses = []
+    for noisy, block in ((view.noisy, 4), (later, 4), (later, None)):
+        terms = {**view.terms, term: first}
+        losses.append(loss_of(model, objective, [replace(view, noisy=noisy, terms=terms, block=block)]).total)
+    slopes = [gradients(model, loss) for loss in losses]
+    assert torch.allclose(slopes[0], slopes[1], rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(slopes[0], slopes[2], rtol=1e-2)
 
 
 @both_families
@@ -684,10 +691,11 @@ def test_an_empty_prompt_is_refused_where_the_output_before_it_is_needed() -> No
 
 
 def test_every_objective_is_known_by_its_name() -> None:
-    assert list(OBJECTIVES) == ["tad", "dparallel", "d3llm", "d2f", "sft", "fast-dllm-v2", "sdar", "llada2"]
+    names = ["tad", "dparallel", "d3llm", "d2f", "sft", "next-token", "fast-dllm-v2", "sdar", "llada2"]
+    assert list(OBJECTIVES) == names
     for name in OBJECTIVES:
-        layout = BlockLayout(4, "absolute")
-        assert get_objective(name, mask_token=1, family="llada", layout=layout).name == name
+        layout = BlockLayout(1, "absolute")
+        assert get_objective(name, mask_token=1, family="fast-dllm-v2", layout=layout).name == name
 
 
 def test_published_settings_differ_by_family() -> None:
@@ -712,6 +720,10 @@ def test_published_settings_differ_by_family() -> None:
         ("dparallel", {"temperature": 0}, "objective.temperature"),
         ("d3llm", {"windows": ()}, "objective.windows"),
         ("d2f", {"most": 0.1}, "objective.least"),
+        ("tad", {"block_causal": 0}, "objective.block_causal"),
+        ("sft", {"block_causal": 8, "layout": BlockLayout(4, "absolute")}, "objective.block_causal"),
+        ("next-token", {}, "token-causal"),
+        ("next-token", {"layout": BlockLayout(1, "absolute")}, "'next-token' needs a family"),
     ],
 )
 def test_bad_settings_are_one_line_that_names_them(name: str, chosen: dict[str, Any], message: str) -> None:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
+from golden_lm import golden_lm, golden_meta
 from tad.decoding import decode
-from tad.models import LM, SpecialTokens, family_of
 from tad.trajectories.rollout import RolloutConfig, roll_out
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 LENGTH = 32
-
-
-def load(folder: str) -> tuple[LM, list[list[int]]]:
-    path = GOLDEN / folder / "checkpoint"
-    family = family_of(json.loads((path / "config.json").read_text())["model_type"])
-    model = family.model_class.from_pretrained(path, dtype="float32", attn_implementation="sdpa").eval()
-    meta = json.loads((GOLDEN / folder / "meta.json").read_text())
-    ids = (meta[f"{name}_token_id"] for name in ("mask", "eos", "pad", "bos", "eot"))
-    return LM(model, family, SpecialTokens(*ids), source=folder), meta["prompts"]
 
 
 @pytest.mark.parametrize("order", ["teacher", "student", "left-to-right", "random"])
 @pytest.mark.parametrize("folder", ["fastdllm_v2", "sdar", "llada2"])
 def test_positions_are_revealed_one_by_one_in_the_models_blocks(folder: str, order: str) -> None:
-    lm, prompts = load(folder)
+    lm, prompts = golden_lm(folder), golden_meta(folder)["prompts"]
     size = int(lm.model.shape.blocks.size)
     privileged = [[7, *prompt, 9, 11] for prompt in prompts]
     rows = roll_out(lm, privileged, prompts, LENGTH, RolloutConfig(order=order))
@@ -36,10 +23,11 @@ def test_positions_are_revealed_one_by_one_in_the_models_blocks(folder: str, ord
         blocks = [(len(prompt) + row.reveal.index(step)) // size for step in range(1, row.n_real + 1)]
         assert blocks == sorted(blocks)
         assert lm.tokens.mask not in row.tokens
+        assert (row.reveal == sorted(row.reveal)) == (order == "left-to-right")
 
 
 def test_the_teachers_order_is_the_surest_token_first() -> None:
-    lm, prompts = load("llada2")
+    lm, prompts = golden_lm("llada2"), golden_meta("llada2")["prompts"]
     rows = roll_out(lm, prompts, prompts, LENGTH, RolloutConfig())
     wanted = decode(lm, prompts, "llada2", LENGTH, rule="best", stop="end", cache="none")
     assert [row.tokens for row in rows] == [row.tokens for row in wanted]

@@ -198,6 +198,25 @@ class EntropyThreshold:
 
 
 @dataclass(frozen=True)
+class ContiguousPrefix:
+    """The leftmost candidate, and those after it up to the first that is not sure: of entropy below `threshold` nats or,
+    with another `score`, at least `threshold`."""
+
+    threshold: float = 0.5
+    score: Measure = "entropy"
+    forced: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+
+    def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
+        if self.score == "entropy":
+            sure = samples.entropy < self.threshold
+        else:
+            sure = samples.score(self.score) >= self.threshold
+        first = candidates.valid & (candidates.valid.cumsum(1) == 1)
+        return (sure | first).long().cumprod(1).bool() & candidates.valid
+
+
+@dataclass(frozen=True)
 class Factor:
     """Fast-dLLM's factor: the r-th surest is revealed while its confidence is at least 1 - factor / (r + 1)."""
 

@@ -32,6 +32,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
 }
 KINDS = {
     "entropy": "entropy",
+    "contiguous-prefix": "entropy",
     "confidence": "confidence",
     "hierarchy": "confidence",
     "credit": "confidence",

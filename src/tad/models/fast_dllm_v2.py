@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tad.models.qwen import NAMES, QwenConfig
 from tad.models.shape import Shape
 from tad.models.transformer import MaskedDiffusionModel
@@ -11,13 +13,14 @@ class FastDLLMConfig(QwenConfig):
     """Qwen2's fields and the block size `bd_size`; defaults are those of the 7B model."""
 
     model_type = "Fast_dLLM_Qwen"
+    _block: ClassVar[str | None] = "bd_size"
 
     max_position_embeddings: int = 32768
     bd_size: int | None = None
 
     @property
     def shape(self) -> Shape:
-        return self.read_shape(qkv_bias=True, blocks=self.read_blocks("bd_size", "32 as released"))
+        return self.read_shape(qkv_bias=True, blocks=self.read_blocks("32 as released"))
 
 
 class Fast_dLLM_QwenForCausalLM(MaskedDiffusionModel):  # noqa: N801

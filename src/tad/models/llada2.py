@@ -31,6 +31,7 @@ class LLaDA2MoeConfig(QwenConfig):
         "moe_router_enable_expert_bias": True,
         "router_dtype": "fp32",
     }
+    _block: ClassVar[str | None] = "block_size"
 
     hidden_size: int = 2048
     num_hidden_layers: int = 20
@@ -56,7 +57,7 @@ class LLaDA2MoeConfig(QwenConfig):
 
     @property
     def shape(self) -> Shape:
-        blocks = self.read_blocks("block_size", "32 as released")
+        blocks = self.read_blocks("32 as released")
         experts = Experts.read(self, score_function="sigmoid")
         shape = self.read_shape(blocks=blocks, qk_norm=True, experts=experts)
         rotary_dim = int(shape.head_dim * self.partial_rotary_factor)

@@ -16,6 +16,7 @@ class SDARConfig(QwenConfig):
 
     model_type = "sdar"
     _supported: ClassVar[dict[str, Any]] = {**QwenConfig._supported, "attention_bias": False}
+    _block: ClassVar[str | None] = "block_size"
 
     hidden_size: int = 4096
     num_hidden_layers: int = 36
@@ -29,7 +30,7 @@ class SDARConfig(QwenConfig):
 
     @property
     def shape(self) -> Shape:
-        blocks = self.read_blocks("block_size", "4 for SDAR-*-Chat, for others it is in the model's name")
+        blocks = self.read_blocks("4 for SDAR-*-Chat, for others it is in the model's name")
         return self.read_shape(blocks=blocks, qk_norm=True)
 
 

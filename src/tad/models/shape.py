@@ -132,6 +132,7 @@ class FamilyConfig(PreTrainedConfig):
     # Not read from the file: names that start with an underscore are no fields of it.
     _sizes: ClassVar[dict[str, str]]  # field of `Shape` -> field of config.json
     _supported: ClassVar[dict[str, Any]]  # switches, and the only value of each that is not refused
+    _block: ClassVar[str | None] = None  # field of the block size, where attention is block-causal
 
     vocab_size: int
     rms_norm_eps: float
@@ -143,8 +144,13 @@ class FamilyConfig(PreTrainedConfig):
 
     @classmethod
     def from_sizes(cls, **sizes: int) -> FamilyConfig:
-        """A config of these sizes (fields of `Shape`, or of the config itself), under the names of the released ones."""
-        return cls(**{cls._sizes.get(name, name): size for name, size in sizes.items()})
+        """A config of these sizes (fields of `Shape`, `block`, or of the config itself), under the names of the released ones."""
+        if "block" in sizes and cls._block is None:
+            raise TadError(
+                f"model.block: the attention of {cls.model_type} is not block-causal; leave it out"
+            )
+        names = {**cls._sizes, "block": cls._block or ""}
+        return cls(**{names.get(name, name): size for name, size in sizes.items()})
 
     def read_shape(self, **found: Any) -> Shape:
         """The shape in the fields named by `sizes`; `found` are those that need more than a look."""
@@ -174,8 +180,10 @@ class FamilyConfig(PreTrainedConfig):
             )
         return given.get("rope_theta", self.rope_theta)
 
-    def read_blocks(self, field: str, released: str) -> BlockLayout:
-        """Block-causal attention on the absolute grid, its block size in a field of the config."""
+    def read_blocks(self, released: str) -> BlockLayout:
+        """Block-causal attention on the absolute grid, its block size in the field that the class names."""
+        field = type(self)._block
+        assert field is not None
         size = getattr(self, field)
         if type(size) is not int or not 1 <= size <= _LARGEST:
             raise TadError(

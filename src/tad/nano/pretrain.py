@@ -1,6 +1,6 @@
 """Pretraining: from a recipe to a checkpoint in the released layout of its family.
 
-The objective is `sft`, the trainer is that of distillation; what is added is the data, the optimizer and its rate plan.
+Objectives and trainer are those of distillation; what is added is the data, the optimizer and its rate plan.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tad.nano.recipe import PretrainRecipe
 from tad.nano.stream import StreamSpec, TokenStream
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
 from tad.training.checkpoints import POSITION, open_run, replacing
-from tad.training.objectives import Batch, LossModule, Sft
+from tad.training.objectives import Batch, LossModule, Objective, get_objective
 from tad.training.record import write_record
 from tad.training.trainer import LossTrainer, RunSpec, base_arguments
 
@@ -72,10 +73,10 @@ def _train(
     position = None if checkpoint is None else read_json(checkpoint / POSITION)
     start = 0 if position is None else int(position["step"])
     stream = TokenStream(stream_spec(recipe), worker_count(recipe), position)
+    objective = build_objective(family, recipe)
     model = build_model(recipe)
     if recipe.compile if recipe.compile is not None else torch.cuda.is_available():
         compile_layers(model)
-    objective = build_objective(family, recipe)
     batches = NoisyStream(stream, objective, special_ids(family)["eos_token_id"], recipe.seed, rank, ranks)
     plan = RatePlan(section.steps, section.warmup, section.decay, open_end=max_minutes is not None)
     spec = RunSpec(
@@ -117,7 +118,13 @@ class NoisyStream(IterableDataset):
     """The stream as batches of the objective. The noise of a step depends on the seed and the step alone."""
 
     def __init__(
-        self, stream: TokenStream, objective: Sft, filler: int, seed: int, rank: int = 0, ranks: int = 1
+        self,
+        stream: TokenStream,
+        objective: Objective,
+        filler: int,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.stream, self.objective, self.filler, self.seed = stream, objective, filler, seed
         self.mine = slice(rank, None, ranks)
@@ -186,12 +193,13 @@ def build_model(recipe: PretrainRecipe) -> MaskedDiffusionModel:
     config = model_config(recipe)
     dtype = getattr(torch, section.dtype)
     if section.start_from is None:
-        model = family.model_class(config)
-    else:
-        model = family.model_class.from_pretrained(section.start_from, dtype=torch.float32)
-        if model.config.shape != config.shape:
-            raise TadError(f"model.start_from: {section.start_from} has another shape than the recipe")
-    return model.to(dtype)
+        return family.model_class(config).to(dtype)
+    given = family.config_class.from_pretrained(section.start_from)
+    if replace(given.shape, blocks=config.shape.blocks) != config.shape:
+        raise TadError(f"model.start_from: {section.start_from} has another shape than the recipe")
+    return family.model_class.from_pretrained(section.start_from, config=config, dtype=torch.float32).to(
+        dtype
+    )
 
 
 def model_config(recipe: PretrainRecipe) -> Any:
@@ -199,7 +207,9 @@ def model_config(recipe: PretrainRecipe) -> Any:
     section = recipe.model
     family = family_named(section.family)
     ids = special_ids(family)
-    tokens = {name: ids[name] for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")}
+    given = {name: ids[name] for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")}
+    if section.block is not None:
+        given["block"] = section.block
     vocab = -(-build_tokenizer(family).get_vocab_size() // 64) * 64
     return family.config_class.from_sizes(
         width=section.width,
@@ -209,7 +219,7 @@ def model_config(recipe: PretrainRecipe) -> Any:
         mlp=section.mlp,
         vocab=vocab,
         context=section.context,
-        **tokens,
+        **given,
     )
 
 
@@ -228,15 +238,14 @@ def build_optimizer(model: MaskedDiffusionModel, recipe: PretrainRecipe) -> Muon
     return MuonAdam(matrices, others, section.matrix_lr, section.other_lr, section.weight_decay)
 
 
-def build_objective(family: Family, recipe: PretrainRecipe) -> Sft:
-    """Masked diffusion on the answers."""
-    section = recipe.optimization
-    return Sft(
+def build_objective(family: Family, recipe: PretrainRecipe) -> Objective:
+    """The recipe's objective, on the answers."""
+    return get_objective(
+        recipe.objective.name,
         mask_token=special_ids(family)["mask_token_id"],
-        logit_shift=family.logit_shift,
-        floor=section.weight_floor,
-        block_states=section.block_states,
-        block=section.block,
+        family=family,
+        layout=model_config(recipe).shape.blocks,
+        **recipe.objective.settings,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tad.config import Recipe
 from tad.errors import TadError
+from tad.training.recipe import ObjectiveSection
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -24,10 +25,12 @@ class ModelSection(Recipe):
     kv_heads: Positive | None = None
     mlp: Positive
     context: Positive = 512
+    block: Positive | None = None
+    """Block size of block-causal attention, for block-diffusion families; 1 is token-causal."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of weights and activations while training; the optimizer keeps fp32 copies of bfloat16 weights."""
     start_from: Path | None = None
-    """A checkpoint directory whose weights to start from, with a fresh optimizer."""
+    """A checkpoint directory whose weights to start from, with a fresh optimizer. Its block size may be another."""
 
     @field_validator("family")
     @classmethod
@@ -88,11 +91,6 @@ class OptimizationSection(Recipe):
     warmup: Annotated[int, Field(ge=0)] = 100
     decay: Share = 0.4
     """The share of the run in which the rate falls."""
-    weight_floor: Annotated[float, Field(ge=1e-3, le=1)] = 0.2
-    """Masked tokens weigh 1 / max(ratio, this); 0.001 is the published loss."""
-    block_states: Share = 0.0
-    """Share of rows masked as decoding leaves them: earlier blocks whole, one in part, all later ones masks."""
-    block: Positive = 32
     clip: Annotated[float, Field(ge=0)] = 0.0
     """Largest gradient norm; 0 leaves gradients alone."""
 
@@ -103,6 +101,8 @@ class PretrainRecipe(Recipe):
     name: str
     model: ModelSection
     data: DataSection
+    objective: ObjectiveSection = ObjectiveSection.model_validate({"name": "sft", "floor": 0.2})
+    """`sft`, `next-token` or `fast-dllm-v2`, with its own settings."""
     optimization: OptimizationSection
     seed: int = 0
     compile: bool | None = None

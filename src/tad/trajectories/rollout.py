@@ -105,7 +105,7 @@ class RolloutConfig:
         )
         schedule: Schedule = found.schedule
         if layout is not None and layout.grid == "absolute":
-            schedule = BlockByBlock(store=False)
+            schedule = BlockByBlock(sub_block=1 if block == 1 else None, store=False)
         return Decoder(schedule, rule, found.cache, found.sampling, found.stop, name="rollout").prepared(
             length, logit_shift
         )

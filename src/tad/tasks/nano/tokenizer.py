@@ -2,7 +2,7 @@
 
 A token is one piece of `PIECES`: a word with the space before it, a digit, a symbol, a line break with its
 indentation. Pieces outside the vocabulary fall apart into bytes, so any text survives encode and decode unchanged.
-The two families differ only in the names of the special tokens and in the chat template.
+Families differ only in the names of the special tokens and in the chat template.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from tad.errors import TadError
-from tad.models.family import DREAM, LLADA, Family
+from tad.models.family import DREAM, FAST_DLLM_V2, LLADA, Family
 
 PIECES = (
     r"\n\n|\n *"
@@ -33,12 +33,13 @@ _SPECIAL = {
         "<|startoftext|>", "<|endoftext|>", "<|mdm_mask|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
     ),
     DREAM.name: ("<|beginoftext|>", "<|endoftext|>", "<|mask|>", "<|im_end|>", "<|im_start|>"),
+    FAST_DLLM_V2.name: ("<|beginoftext|>", "<|endoftext|>", "|<MASK>|", "<|im_end|>", "<|im_start|>"),
 }  # fmt: skip
 
 
 def _special(family: Family) -> tuple[str, ...]:
     if family.name not in _SPECIAL:
-        raise TadError(f"model.family: no nano tokenizer for {family.name}; use {' or '.join(_SPECIAL)}")
+        raise TadError(f"model.family: no nano tokenizer for {family.name}; use {', '.join(_SPECIAL)}")
     return _SPECIAL[family.name]
 
 

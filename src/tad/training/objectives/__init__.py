@@ -26,11 +26,12 @@ from tad.training.objectives.d2f import D2F
 from tad.training.objectives.d3llm import D3LLM
 from tad.training.objectives.dparallel import DParallel
 from tad.training.objectives.module import LossModule, ModelOutputs, adapters_off
+from tad.training.objectives.next_token import NextToken
 from tad.training.objectives.sft import Sft
 from tad.training.objectives.tad import Tad
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft, FastDLLMv2, Sdar, LLaDA2)
+    kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft, NextToken, FastDLLMv2, Sdar, LLaDA2)
 }
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "LossModule",
     "LossOutput",
     "ModelOutputs",
+    "NextToken",
     "Objective",
     "PaddedIds",
     "Sdar",
@@ -66,18 +68,33 @@ def get_objective(
 ) -> Objective:
     """An objective for a family: its published settings, changed by `settings` (`lambda` as recipes write it).
 
-    `layout` is the attention of the model, whose block size objectives of block diffusion take.
+    `layout` is the attention of the model, where it is block-causal: objectives of block diffusion take its block size.
     """
     given, kind = check_settings(name, settings), OBJECTIVES[name]
     if layout is not None and issubclass(kind, BlockDiffusion):
         given = {"block": layout.size, **given}
+    if kind is NextToken and (layout is None or layout.size != 1):
+        raise TadError(f"objective '{name}' needs token-causal attention: a model whose block size is 1")
+    _check_block_causal(given.get("block_causal"), layout)
     found = family if isinstance(family, Family) else family_named(family)
     given = {key: _checked(kind, key, value) for key, value in given.items()}
     return kind(
         mask_token=mask_token,
         logit_shift=found.logit_shift,
+        grid=None if layout is None else int(layout.size),
         **{**kind.published.get(found.name, {}), **given},
     )
+
+
+def _check_block_causal(size: Any, layout: BlockLayout | None) -> None:
+    if size is None:
+        return
+    if layout is not None:
+        raise TadError(
+            f"objective.block_causal: this model is block-causal by itself, in blocks of {layout.size}; leave it out"
+        )
+    if isinstance(size, int) and size < 1:
+        raise TadError(f"objective.block_causal is a length of at least 1, not {size}")
 
 
 def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +102,7 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     if name not in OBJECTIVES:
         raise TadError(f"objective '{name}' is not known; known: {', '.join(OBJECTIVES)}")
     given = {"lambda_" if key == "lambda" else key: value for key, value in settings.items()}
-    known = [f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "logit_shift")]
+    known = [f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "logit_shift", "grid")]
     for key in given:
         if key not in known:
             shown = [field.removesuffix("_") for field in known]

@@ -80,9 +80,9 @@ class PaddedIds:
     tokens: int  # sum of the lengths
     prompt_len: Tensor  # [views]
     block: Tensor | None = (
-        None  # [views] block size of block-causal attention; None: the model's own attention
+        None  # [views], or [1] for all: block size of block-causal attention; None: the model's own
     )
-    clean_start: Tensor | None = None  # [views] where the clean copies start; None: there are none
+    clean_start: Tensor | None = None  # likewise, where the clean copies start; None: there are none
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ class Objective(ABC):
     mask_token: int
     logit_shift: int = 0
     """The output at position i - logit_shift predicts token i."""
+    grid: int | None = None
+    """Block size of a model that is block-causal by itself: there a row ends with a whole block, of masks, as in decoding."""
 
     @property
     def needs_teacher(self) -> bool:
@@ -168,39 +170,59 @@ class Objective(ABC):
     def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """This batch's share of the loss."""
 
+    def noise_rows(
+        self,
+        ids: Tensor,  # [rows, width]: prompt, answer, filler to the full width
+        prompts: Tensor,  # [rows], lengths
+        filler: int,
+        generator: torch.Generator,
+        mine: slice = slice(None),
+    ) -> Batch:
+        """Rows of one width as a batch, which is how pretraining makes its own; `mine` are the rows of this process, under
+        the noise they have in the whole batch."""
+        raise TadError(
+            f"objective '{self.name}' learns from trajectories; pretrain with sft, next-token or fast-dllm-v2"
+        )
+
     def collate(self, views: Sequence[View]) -> Batch:
         """Views as one batch."""
-        return collate(views, self.logit_shift, self.mask_token)
+        return collate(views, self.logit_shift, self.mask_token, self.grid)
 
     def tokens_fed(self, batch: Batch) -> int:
         """Tokens that all models together are fed for a batch: what it costs."""
         return batch.tokens + (batch.student.tokens if self.needs_base else 0)
 
 
-def collate(views: Sequence[View], shift: int, fill: int) -> Batch:
-    """Pad on the right with `fill`, which nobody sees. A term's positions become indices into the flattened rows."""
+def collate(views: Sequence[View], shift: int, fill: int, grid: int | None = None) -> Batch:
+    """Pad on the right with `fill`, which nobody sees but within the last block of a `grid`. A term's positions become
+    indices into the flattened rows."""
     sizes = None
     if any(view.block is not None for view in views):
         widest = max(len(view.student_ids) for view in views)
         sizes = torch.tensor([view.block or widest for view in views])
-    student = _pad([view.student_ids for view in views], [len(view.prompt) for view in views], fill, sizes)
-    if any(view.clean for view in views):
-        if not all(view.clean for view in views):
-            raise ValueError("either every view of a batch has a clean copy or none has")
+    clean = any(view.clean for view in views)
+    if clean and not all(view.clean for view in views):
+        raise ValueError("either every view of a batch has a clean copy or none has")
+    size = 1 if grid is None or clean else grid
+    prompts = [len(view.prompt) for view in views]
+    student = _pad([view.student_ids for view in views], prompts, fill, size, sizes)
+    if clean:
         student = replace(student, clean_start=student.lengths // 2)
     taught = [ids for view in views if (ids := view.teacher_ids) is not None]
     if taught and len(taught) != len(views):
         raise ValueError("either every view of a batch has a teacher or none has")
     prompts = [len(view.teacher_prompt) for view in views if view.teacher_prompt is not None]
-    teacher = _pad(taught, prompts, fill) if taught else None
+    teacher = _pad(taught, prompts, fill, size) if taught else None
     names = dict.fromkeys(name for view in views for name in view.terms)
     terms = {name: _targets(name, views, shift, student, teacher) for name in names}
     answer_tokens = sum(view.answer_tokens for view in views)
     return Batch(student, teacher, terms, tuple(view.row for view in views), answer_tokens)
 
 
-def _pad(rows: Sequence[Tensor], prompts: Sequence[int], fill: int, block: Tensor | None = None) -> PaddedIds:
-    lengths = torch.tensor([len(ids) for ids in rows])
+def _pad(
+    rows: Sequence[Tensor], prompts: Sequence[int], fill: int, multiple: int, block: Tensor | None = None
+) -> PaddedIds:
+    lengths = torch.tensor([-(-len(ids) // multiple) * multiple for ids in rows])
     width = int(lengths.max())
     ids = torch.full((len(rows), width), fill, dtype=torch.long)
     for index, row in enumerate(rows):

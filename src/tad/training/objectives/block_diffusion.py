@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.training.objectives.base import Batch, LossOutput, Objective, View, share, stats_of
+from tad.training.objectives.base import (
+    Batch,
+    LossOutput,
+    Objective,
+    PaddedIds,
+    TermTargets,
+    View,
+    share,
+    stats_of,
+)
 from tad.training.objectives.module import ModelOutputs
 from tad.training.states import TrajectoryArrays
 
@@ -109,6 +118,50 @@ class FastDLLMv2(BlockDiffusion):
         ratios = _ratio(rng.random(int(blocks[-1]) + 1))
         masked = torch.from_numpy(rng.random(len(positions))) < torch.from_numpy(ratios)[blocks]
         return masked, torch.ones(len(positions))
+
+    def noise_rows(
+        self,
+        ids: Tensor,
+        prompts: Tensor,
+        filler: int,
+        generator: torch.Generator,
+        mine: slice = slice(None),
+    ) -> Batch:
+        """The views of all rows at once: the masked copies, then their complements."""
+        assert self.block is not None
+        rows, width = ids.shape
+        place = torch.arange(width)
+        blocks = place // self.block
+        t = torch.rand(rows, int(blocks[-1]) + 1, generator=generator)
+        ratio = ((1 - _LEAST_RATIO) * t + _LEAST_RATIO)[:, blocks]
+        masked = torch.rand(ids.shape, generator=generator) < ratio
+        answer = place >= prompts[:, None]
+        last = torch.where(answer & (ids != filler), place, 0).amax(1, keepdim=True)  # that is not filler
+        end = {False: last + 1, "block": (last // self.block + 1) * self.block}.get(self.filler, width)
+        counted = answer & (place < end)
+        masked, answer, counted, clean = (part[mine].repeat(2, 1) for part in (masked, answer, counted, ids))
+        masked[len(masked) // 2 :] ^= True
+        chosen = masked & counted
+        view, at = chosen.nonzero(as_tuple=True)
+        noisy = clean.masked_fill(chosen | (answer & ~counted), self.mask_token)
+        student = PaddedIds(
+            ids=torch.cat((noisy, clean), dim=1),
+            lengths=torch.full((len(clean),), 2 * width),
+            padded=False,
+            tokens=2 * clean.numel(),
+            prompt_len=prompts[mine].repeat(2),
+            block=torch.tensor([self.block]),
+            clean_start=torch.tensor([width]),
+        )
+        targets = TermTargets(
+            student_index=view * 2 * width + at - self.logit_shift,
+            teacher_index=None,
+            labels=clean[chosen],
+            weights=torch.ones(len(view)),
+            view=view,
+            views=len(clean),
+        )
+        return Batch(student, None, {"hard": targets}, answer_tokens=int(counted.sum()) // 2)
 
 
 @dataclass(frozen=True)

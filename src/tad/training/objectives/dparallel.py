@@ -55,6 +55,8 @@ class CertaintyForcing(Objective):
     """Entropies: of each view, or of the right tokens of a micro-batch together, which depends on how a batch is split."""
     filler: bool = True
     """Whether the end filler after the answer counts, as it does as published."""
+    block_causal: int | None = None
+    """Block size of a block-causal student, behind the prompt; by default it has the model's own attention."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.divide_by <= 0:
@@ -81,6 +83,7 @@ class CertaintyForcing(Objective):
                 noisy=row.tokens.masked_fill(chosen | after, self.mask_token),
                 labels=row.tokens,
                 terms={name: (chosen & counted).float()},
+                block=self.block_causal,
             )
             for name, chosen in sets.items()
             if self.complement or name == "hard"

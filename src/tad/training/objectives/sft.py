@@ -46,6 +46,8 @@ class Sft(Objective):
     block_states: float = 0.0
     """Share of rows masked as decoding leaves them: blocks before a random one whole, only masks after it."""
     block: int = 32
+    block_causal: int | None = None
+    """Block size of a block-causal student, behind the prompt; by default it has the model's own attention."""
 
     def views(
         self, row: TrajectoryArrays, step: int | None, rng: np.random.Generator, progress: float = 0.0
@@ -57,20 +59,19 @@ class Sft(Objective):
         counted = torch.ones_like(real) if self.filler else real
         weights = masked * counted / (ratio[0].clamp(min=self.floor) * counted.sum().clamp(min=1))
         noisy = row.tokens.masked_fill(masked, self.mask_token)
-        return [View(row.id, row.plain_ids, noisy, row.tokens, {"hard": weights})]
+        return [View(row.id, row.plain_ids, noisy, row.tokens, {"hard": weights}, block=self.block_causal)]
 
     def noise_rows(
         self,
-        ids: Tensor,  # [rows, width]: prompt, answer, filler to the full width
-        prompts: Tensor,  # [rows], lengths
+        ids: Tensor,
+        prompts: Tensor,
         filler: int,
         generator: torch.Generator,
         mine: slice = slice(None),
     ) -> Batch:
-        """Rows of one width under noise of their own, as a batch; all of what follows the prompt is the answer.
+        """Rows under noise of their own; all of what follows the prompt is the answer.
 
         The ratios of a batch are one uniform draw spread evenly over (0, 1): each is uniform, together they cover the range.
-        `mine` are the rows of this process, under the noise they have in the whole batch.
         """
         width = ids.shape[1]
         answer = torch.arange(width) >= prompts[:, None]
@@ -89,7 +90,8 @@ class Sft(Objective):
             views=rows,
         )
         noisy = ids.masked_fill(masked, self.mask_token)
-        padded = PaddedIds(noisy, torch.full((rows,), width), False, ids.numel(), prompts)
+        block = None if self.block_causal is None else torch.tensor([self.block_causal])
+        padded = PaddedIds(noisy, torch.full((rows,), width), False, ids.numel(), prompts, block)
         return Batch(padded, None, {"hard": targets})
 
     def _ratios(self, answer: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:

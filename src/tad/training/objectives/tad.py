@@ -65,6 +65,9 @@ class Tad(Objective):
     """smooth: the weight of the near loss, d steps before the reveal: a logistic step at the window, or e^(-(d-1)/window)."""
     softness: float = 2.0
     """smooth, logistic: steps over which the weight falls; towards 0 it becomes the fixed partition."""
+    block_causal: int | None = None
+    """Block size of a block-causal student, behind the prompt; by default it has the model's own attention, as the teacher
+    has in any case."""
 
     def __post_init__(self) -> None:
         if self.window != "all" and (not isinstance(self.window, int) or self.window < 1):
@@ -100,6 +103,7 @@ class Tad(Objective):
                 labels=row.tokens,
                 terms={"near": near, "distant": distant},
                 teacher_prompt=prompt if self.needs_teacher else None,
+                block=self.block_causal,
             )
         ]
 
