@@ -180,6 +180,53 @@ def test_training_goes_on_from_given_weights(run: Path, tmp_path: Path) -> None:
     assert losses(tmp_path)[2] < 0.9 * losses(run)[2]
 
 
+CAUSAL = ("model.family=fast-dllm-v2", "model.block=1", "objective={name: next-token}")
+BLOCKS = ("model.family=fast-dllm-v2", "model.block=32", "objective={name: fast-dllm-v2}")
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An autoregressive model."""
+    directory = tmp_path_factory.mktemp("causal")
+    pretrain(recipe(*CAUSAL), directory, quiet=True)
+    return directory
+
+
+def test_an_autoregressive_model_decodes_its_most_likely_next_token(causal: Path) -> None:
+    """It is a block-diffusion model with blocks of one: a decoder of block diffusion is then plain greedy decoding."""
+    found = losses(causal)
+    assert found[12] < 0.9 * found[2]
+    lm = tad.load(causal / "model", device="cpu", dtype="fp32")
+    prompt = lm.encode("Solve x + 1 = 3.")
+    (answer,) = decode(lm, [prompt], "sdar", gen_length=8, stop="off")
+    ids = torch.tensor([prompt])
+    for token in answer.tokens:
+        with torch.no_grad():
+            logits = lm.model(ids).logits[0, -1]
+        logits[lm.tokens.mask] = -torch.inf
+        assert token == int(logits.argmax())
+        ids = torch.cat((ids, torch.tensor([[token]])), dim=1)
+
+
+def test_block_diffusion_starts_from_an_autoregressive_model(causal: Path, tmp_path: Path) -> None:
+    start = f"model.start_from={causal / 'model'}"
+    result = pretrain(recipe(*BLOCKS, start, "optimization.steps=8"), tmp_path / "from", quiet=True)
+    pretrain(recipe(*BLOCKS, "optimization.steps=4"), tmp_path / "scratch", quiet=True)
+    assert losses(tmp_path / "from")[2] < 0.9 * losses(tmp_path / "scratch")[2]
+    assert losses(tmp_path / "from")[8] < losses(tmp_path / "from")[2]
+    lm = tad.load(result, device="cpu")
+    assert lm.family.name == "fast-dllm-v2"
+    assert lm.model.shape.blocks.size == 32
+    assert lm.decode([lm.tokens.mask], skip_special=False) == "|<MASK>|"
+    assert {lm.decode([end], skip_special=False) for end in lm.tokens.ends} == {"<|endoftext|>", "<|im_end|>"}
+    prompt = lm.encode("Solve x + 1 = 3.")
+    assert lm.decode(prompt, skip_special=False).startswith(
+        "<|im_start|>system\nYou are a helpful assistant."
+    )
+    (answer,) = decode(lm, [prompt], "fast-dllm-v2", gen_length=40)
+    assert lm.tokens.mask not in answer.tokens
+
+
 def test_weights_of_another_shape_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(TadError, match=r"model\.start_from"):
         pretrain(recipe(f"model.start_from={run / 'model'}", "model.mlp=128"), tmp_path, quiet=True)
@@ -208,6 +255,7 @@ def test_the_command_trains_with_overrides(tmp_path: Path) -> None:
         ("data.widths=[200, 100]", "widths should ascend"),
         ("model.heads=3", "do not fit together"),
         ("data.privileged=2", r"data\.privileged"),
+        ("objective={name: tad}", "objective.*'tad' learns from trajectories"),
     ],
 )
 def test_bad_recipes_are_one_line_errors_that_name_the_field(override: str, message: str) -> None:
@@ -215,7 +263,34 @@ def test_bad_recipes_are_one_line_errors_that_name_the_field(override: str, mess
         recipe(override)
 
 
-@pytest.mark.parametrize("name", ["pretrain-nano-llada", "pretrain-nano-dream", "pretrain-small-llada"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.block=32"], r"model\.block"),
+        (["model.family=fast-dllm-v2"], "bd_size"),
+        (["model.family=sdar"], r"model\.family"),
+        (["objective.windw=3"], "windw"),
+        (["objective={name: next-token}"], "next-token"),
+        ([*CAUSAL, "model.block=4"], "next-token"),
+    ],
+)
+def test_models_and_objectives_that_do_not_fit_are_refused(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TadError, match=message):
+        pretrain(recipe(*overrides), tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pretrain-nano-llada",
+        "pretrain-nano-dream",
+        "pretrain-small-llada",
+        "pretrain-nano-ar",
+        "pretrain-nano-fast-dllm-v2",
+    ],
+)
 def test_the_bundled_recipes_are_valid_and_of_the_stated_size(name: str) -> None:
     from tad.nano.pretrain import build_model
 

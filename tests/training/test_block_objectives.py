@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_pair import MASK, adapted, loss_of, make_row, objective_of, tiny_model, views_of
+from tiny_pair import EOS, MASK, adapted, loss_of, make_row, objective_of, tiny_model, views_of
 from torch import Tensor
 
 from tad.errors import TadError
 from tad.models import AttentionMask, BlockLayout
-from tad.training.objectives import get_objective
+from tad.training.objectives import LossModule, View, get_objective
 from tad.training.objectives.module import mask_of, positions_of
 
 NAMES = ("fast-dllm-v2", "sdar", "llada2")
@@ -62,6 +62,54 @@ class FirstDraws:
     def random(self, size: int) -> np.ndarray:
         found, self.first = self.first, np.full(64, 0.5)
         return found if len(found) == size else np.full(size, 0.5)
+
+
+@pytest.mark.parametrize("filler", [False, "block", True])
+def test_rows_of_pretraining_have_the_loss_of_their_views(filler: bool | str) -> None:
+    """The views are read off the batch: rows, masks and scored positions; both copies of every row."""
+    objective, model = objective_of("fast-dllm-v2", "dream", block=BLOCK, filler=filler), tiny_model("dream")
+    rows = [make_row(seed, length=20, prompt=prompt, n_real=11) for seed, prompt in enumerate((3, 6, 9))]
+    width = 22
+    whole = [torch.cat((row.plain_ids, row.tokens))[:width] for row in rows]
+    # The text comes first, then filler, as in the stream.
+    for row, ids in zip(rows, whole, strict=True):
+        ids[len(row.plain_ids) : len(row.plain_ids) + 11] = 5 + torch.arange(11)
+        ids[len(row.plain_ids) + 11 :] = EOS
+    ids, prompts = torch.stack(whole), torch.tensor([len(row.plain_ids) for row in rows])
+    batch = objective.noise_rows(ids, prompts, EOS, torch.Generator().manual_seed(2))
+    views = []
+    scored = torch.zeros(3, width)
+    for number in range(6):
+        row, prompt = ids[number % 3], int(prompts[number % 3])
+        noisy = batch.student.ids[number, :width]
+        assert torch.equal(batch.student.ids[number, width:], row)
+        assert torch.equal(noisy[:prompt], row[:prompt])
+        last = prompt + 11
+        end = {False: last, "block": min(width, -(-last // BLOCK) * BLOCK), True: width}[filler]
+        weights = ((noisy == MASK) & (torch.arange(width) < end)).float()
+        scored[number % 3, prompt:] += weights[prompt:]
+        assert (noisy[end:] == MASK).all()
+        views.append(
+            View(
+                "row",
+                row[:prompt],
+                noisy[prompt:],
+                row[prompt:],
+                {"hard": weights[prompt:]},
+                None,
+                BLOCK,
+                True,
+            )
+        )
+        assert scored[number % 3, :prompt].sum() == 0
+        assert number < 3 or (scored[number % 3, prompt:end] == 1).all()
+    together, alone = (
+        LossModule(model, objective)(one, objective.counts(one)).total
+        for one in (batch, objective.collate(views))
+    )
+    assert float(together.detach()) == pytest.approx(float(alone.detach()), rel=1e-5)
+    mine = objective.noise_rows(ids, prompts, EOS, torch.Generator().manual_seed(2), slice(1, None, 2))
+    assert torch.equal(mine.student.ids, batch.student.ids[[1, 4]])
 
 
 def test_ratios_are_drawn_for_blocks_that_start_with_the_prompt() -> None:

@@ -11,6 +11,7 @@ from tad.config import Recipe
 from tad.errors import TadError
 from tad.training.recipe import ObjectiveSection
 
+_OBJECTIVES = ("sft", "next-token", "fast-dllm-v2")
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -102,7 +103,7 @@ class PretrainRecipe(Recipe):
     model: ModelSection
     data: DataSection
     objective: ObjectiveSection = ObjectiveSection.model_validate({"name": "sft", "floor": 0.2})
-    """`sft`, `next-token` or `fast-dllm-v2`, with its own settings."""
+    """One of `sft`, `next-token` and `fast-dllm-v2`, with its own settings."""
     optimization: OptimizationSection
     seed: int = 0
     compile: bool | None = None
@@ -113,6 +114,15 @@ class PretrainRecipe(Recipe):
     """Checkpoints kept for resuming."""
     shard: str = "15MB"
     """Largest weight file of the result."""
+
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, value: ObjectiveSection) -> ObjectiveSection:
+        if value.name not in _OBJECTIVES:
+            raise ValueError(
+                f"'{value.name}' learns from trajectories; pretrain with {', '.join(_OBJECTIVES)}"
+            )
+        return value
 
     def content_hash_fields(self) -> dict[str, Any]:
         """The part that decides the result of a run that has begun."""

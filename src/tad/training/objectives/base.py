@@ -178,11 +178,9 @@ class Objective(ABC):
         generator: torch.Generator,
         mine: slice = slice(None),
     ) -> Batch:
-        """Rows of one width as a batch, which is how pretraining makes its own; `mine` are the rows of this process, under
-        the noise they have in the whole batch."""
-        raise TadError(
-            f"objective '{self.name}' learns from trajectories; pretrain with sft, next-token or fast-dllm-v2"
-        )
+        """Rows of one width as a batch, in the objectives of pretraining; `mine` are the rows of this process, under the
+        noise they have in the whole batch."""
+        raise NotImplementedError
 
     def collate(self, views: Sequence[View]) -> Batch:
         """Views as one batch."""
