@@ -211,7 +211,8 @@ class ContiguousPrefix:
         if self.score == "entropy":
             sure = samples.entropy < self.threshold
         else:
-            sure = samples.score(self.score) >= self.threshold
+            measured = samples.confidence if self.score == "confidence" else samples.margin
+            sure = measured >= self.threshold
         first = candidates.valid & (candidates.valid.cumsum(1) == 1)
         return (sure | first).long().cumprod(1).bool() & candidates.valid
 
