@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +74,26 @@ def test_commands_options_recipes_and_fields_exist(page: Path) -> None:
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def read_python(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_python_parses_and_imports_what_exists() -> None:
+    for code in (code for page in PAGES for code in read_python(page)):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tad"):
+                home = importlib.import_module(str(node.module))
+                for name in node.names:
+                    assert hasattr(home, name.name), f"from {node.module} import {name.name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/nano.md"])
+def test_python_runs(page: str) -> None:
+    for code in read_python(ROOT / page):
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_pages_named_in_the_source_exist() -> None:
