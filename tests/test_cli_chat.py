@@ -285,7 +285,7 @@ def test_quit_ends_the_conversation(model: str, lm: tad.LM) -> None:
 
 def test_wrong_options_are_refused_before_loading(tmp_path: Path) -> None:
     with pytest.raises(TadError, match="gen_length 20"):
-        pipe(str(tmp_path), options=("--gen-length", "20"))
+        pipe(str(tmp_path), options=("--decoder", "tad", "--gen-length", "20"))
 
 
 def test_model_without_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_malformed_line_of_a_file_is_named(model: str, tmp_path: Path) -> None:
 
 def test_length_that_is_no_multiple_of_the_block_is_refused_before_loading(tmp_path: Path) -> None:
     with pytest.raises(TadError, match="gen_length 20"):
-        run("generate", str(tmp_path), "hello", "--gen-length", "20")
+        run("generate", str(tmp_path), "hello", "--decoder", "tad", "--gen-length", "20")
 
 
 def test_missing_prompt_at_a_terminal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

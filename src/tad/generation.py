@@ -68,8 +68,8 @@ def generate(
 def generate(
     lm: LM,
     prompts: Prompt | list[str] | list[Chat] | list[Prompt],
-    decoder: str | Decoder = "tad",
-    gen_length: int = 256,
+    decoder: str | Decoder | None = None,
+    gen_length: int | None = None,
     seed: int | Sequence[int] = 0,
     batch_size: int | None = None,
     on_step: StepCallback | None = None,
@@ -82,13 +82,15 @@ def generate(
 
     A string is the user's turn of a chat; with `raw` it is plain text that the model continues, without a chat around
     it, in which `allow_special` lets control tokens be written. `prefix` is text every answer already begins with; it is not part of `Generation.text`. The other arguments are
-    those of `tad.decoding.decode`; `overrides` are parameters of the decoder (`tad decoders NAME` lists them).
+    those of `tad.decoding.decode`; `overrides` are parameters of the decoder (`tad decoders NAME` lists them). Where no
+    decoder or length is given, they are the model's own (`lm.defaults`).
     """
     single = not isinstance(prompts, list) or is_chat(prompts)
     asked: list[Any] = [prompts] if single else list(prompts)
     ids = [
         encode_prompt(lm, prompt, prefix, raw, number, allow_special) for number, prompt in enumerate(asked)
     ]
+    decoder, gen_length, overrides = lm.defaults.fill(decoder, gen_length, overrides)
     rows = decode(lm, ids, decoder, gen_length, seed, batch_size, on_step, **overrides)
     answers = [Generation(prompt, read_answer(lm, row), row) for prompt, row in zip(asked, rows, strict=True)]
     return answers[0] if single else answers

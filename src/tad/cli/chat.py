@@ -25,6 +25,7 @@ from tad.cli.options import (
     Temperature,
     Threshold,
     busy,
+    fill_defaults,
     load_model,
     read_settings,
 )
@@ -57,8 +58,8 @@ def add_commands(app: typer.Typer) -> None:
 def chat(
     model: Model,
     adapter: Adapter = None,
-    decoder: DecoderName = "tad",
-    gen_length: GenLength = 256,
+    decoder: DecoderName = None,
+    gen_length: GenLength = None,
     system: Annotated[str | None, typer.Option(help="A system message, before all others.")] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -71,16 +72,14 @@ def chat(
     """Talk with a model, over several turns; /help lists what else can be typed."""
     overrides = read_settings(settings, threshold=threshold, temperature=temperature)
     with busy(f"loading {model}"):
-        from tad.decoding import get_decoder
         from tad.serving import Engine
 
-        # What does not depend on the model is refused before its weights are read.
-        get_decoder(decoder, **overrides).prepared(gen_length, logit_shift=0)
+        name, length, overrides = fill_defaults(model, adapter, decoder, gen_length, overrides)
         lm = load_model(model, adapter, device, dtype)  # not merged: /adapter switches it
     if lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; a conversation needs one")
     engine = Engine(lm, batch=1, queue=1, queue_seconds=float("inf"), seconds=float("inf"))
-    talk = Conversation(lm, engine, decoder, overrides, gen_length, seed, system)
+    talk = Conversation(lm, engine, name, overrides, length, seed, system)
     talk.decoder()
     engine.start()
     try:

@@ -25,6 +25,7 @@ from tad.cli.options import (
     Temperature,
     Threshold,
     busy,
+    fill_defaults,
     load_model,
     read_settings,
 )
@@ -51,8 +52,8 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The question; '-' or nothing reads prompts from standard input.")
     ] = None,
-    decoder: DecoderName = "tad",
-    gen_length: GenLength = 256,
+    decoder: DecoderName = None,
+    gen_length: GenLength = None,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -83,14 +84,13 @@ def generate(
     with busy(f"loading {model}"):
         from tad.decoding import get_decoder
 
-        # What does not depend on the model is refused before its weights are read.
-        get_decoder(decoder, **overrides).prepared(gen_length, logit_shift=0)
+        name, length, overrides = fill_defaults(model, adapter, decoder, gen_length, overrides)
         lm = load_model(model, adapter, device, dtype, to_decode=True)
-    chosen = get_decoder(decoder, lm.family.name, **overrides)
+    chosen = get_decoder(name, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
-    encoded = [_encode(lm, question, gen_length, raw, allow_special) for question in questions]
-    job = _Job(lm, chosen, gen_length, seed, as_ids=ids is not None, model=model, adapter=adapter)
+    encoded = [_encode(lm, question, length, raw, allow_special) for question in questions]
+    job = _Job(lm, chosen, length, seed, as_ids=ids is not None, model=model, adapter=adapter)
     terminal = sys.stdout.isatty()
     if terminal and live and not as_json and len(questions) == 1:
         job.show_live(encoded[0], svg)

@@ -19,6 +19,7 @@ from tad.cli.run import ConsoleListener, stop
 
 if TYPE_CHECKING:
     from tad.evaluation import ResultTable
+    from tad.evaluation.study.pool import ModelPool
     from tad.evaluation.study.recipe import RunRecipe
     from tad.models import LM
 
@@ -40,7 +41,8 @@ def run(family: str = "llada", problems: int = 24, out: Path | None = None) -> N
     began = time.monotonic()
     from tad.evaluation.study.chain import Chain
 
-    recipe = demo_recipe(family, problems, find_students(family))
+    students = find_students(family)
+    recipe = demo_recipe(family, problems, students)
     with ConsoleListener() as listener:
         chain = Chain(recipe, folder, listener, smoke=True)
         lm = chain.pool.base()
@@ -52,8 +54,8 @@ def run(family: str = "llada", problems: int = 24, out: Path | None = None) -> N
             "Every number below has a wide error.\n"
             "Trajectories are collected with the dual cache: about six times faster, and approximate."
         )
-        with listener.stage("One problem, decoded by the base with TAD's multi-block decoder"):
-            show_problem(lm)
+        with listener.stage("One problem: the base one token per forward, and its bundled student"):
+            show_success(chain.pool, students)
         complete = chain.run()
     if not complete:
         stop(["tad", "demo", "--family", family, "--problems", str(problems), "--out", str(folder)])
@@ -127,26 +129,42 @@ def demo_recipe(family: str, problems: int, adapters: dict[str, str]) -> RunReci
     )
 
 
-def show_problem(lm: LM) -> None:
-    """One canvas, coloured by the forward that revealed each token."""
+def show_success(pool: ModelPool, students: dict[str, str]) -> None:
+    """The first of a few problems that the base, one token per forward, and a bundled student both solve: two canvases,
+    coloured by the forward that revealed each token, and the forwards each took."""
     from rich.console import Console
 
     from tad.cli.canvas import Canvas
-    from tad.generation import generate
+    from tad.generation import Generation, generate
     from tad.tasks import get_task
 
+    task = get_task("nano-word", size=8)
+    examples = task.examples("test")
+    questions = [task.prompt(example).text for example in examples]
+    name, adapter = next(reversed(students.items()), ("base", ""))
+    base = pool.base()
+    slow = generate(base, questions, decoder="one-by-one")
+    fast = generate(pool.student(Path(adapter)) if adapter else base, questions)
+
+    def right(number: int, answer: Generation) -> bool:
+        return task.grade(examples[number], answer.text).correct
+
+    both = (n for n in range(len(questions)) if right(n, slow[n]) and right(n, fast[n]))
+    chosen = next(both, 0)
     console = Console()
-    task = get_task("nano-math", size=1)
-    example = task.examples("test")[0]
-    question = task.prompt(example).text
-    typer.echo(f"   {question}")
-    canvas = Canvas(96, 32, lambda ids: lm.decode(ids), lm.tokens.ends)
-    answer = generate(lm, question, decoder="tad", gen_length=96, on_step=canvas.take)
-    canvas.finish(answer.decoded)
-    console.print(canvas.draw(console.width))
-    verdict = task.grade(example, answer.text)
+    typer.echo(f"   {questions[chosen]}")
+    lm = pool.base()
+    for title, answer in (
+        ("base, one by one", slow[chosen]),
+        (f"{name}, {lm.defaults.decoder}", fast[chosen]),
+    ):
+        canvas = Canvas(len(answer.tokens), 32, lambda ids: lm.decode(ids), lm.tokens.ends, title)
+        canvas.finish(answer.decoded)
+        console.print(canvas.draw(console.width))
+        verdict = "right" if right(chosen, answer) else "wrong"
+        typer.echo(f"   {verdict}; {answer.forwards} forwards, {answer.tpf:.2f} tokens per forward")
     typer.echo(
-        f"   {'right' if verdict.correct else 'wrong'}; {answer.tpf:.2f} tokens per forward (violet first, yellow last)"
+        f"   {slow[chosen].forwards / fast[chosen].forwards:.1f} times fewer forwards (violet first, yellow last)"
     )
 
 

@@ -60,8 +60,11 @@ def evaluate(
         str, typer.Option(help="Names from `tad tasks`, with commas; 'nano' is the three nano tasks.")
     ],
     decoder: Annotated[
-        str, typer.Option(help="From `tad decoders`; a sweep takes several, with commas.")
-    ] = "tad",
+        str | None,
+        typer.Option(
+            help="From `tad decoders`, default: the model's own; a sweep takes several, with commas."
+        ),
+    ] = None,
     adapter: options.Adapter = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run (default: under runs/eval).")] = None,
     split: Annotated[str | None, typer.Option(help="Which split (default: each task's own).")] = None,
@@ -70,7 +73,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="N examples of each task, drawn by their ids.")
     ] = None,
     batch: options.BatchSize = 16,
-    gen_length: options.GenLength = 256,
+    gen_length: options.GenLength = None,
     settings: Settings = None,
     template: Template = "tad",
     templates: Annotated[
@@ -99,24 +102,29 @@ def evaluate(
 ) -> None:
     """Accuracy and tokens per forward on tasks. Run the same command again to continue."""
     values = [] if threshold is None else _numbers("--threshold", threshold)
-    decoders = options.split_names(decoder)
-    for name in decoders:
+    named = None if decoder is None else options.split_names(decoder)
+    for name in named or ():
         options.check_decoder(name)
-    if not decoders:
+    if named == []:
         raise TadError("--decoder: no name given; `tad decoders` lists them")
-    swept = sweep or len(values) > 1 or len(decoders) > 1
+    swept = sweep or len(values) > 1 or len(named or ()) > 1
     if sweep and values:
         raise TadError("--sweep is the default grid and --threshold is your own: give one of them")
     if swept and workers == "ray":
         raise TadError("--workers ray makes one run; sweep in one process, or make the runs one by one")
     own, task_options = _settings(settings, None if swept or not values else values[0])
 
-    from tad.decoding import get_decoder
     from tad.evaluation import EvalRecipe, list_tasks
     from tad.evaluation.questions import Questions
     from tad.evaluation.run import Identity
     from tad.evaluation.sweep import plan
 
+    decoders, length, found = [], 0, own
+    for one in named or (None,):
+        first, length, found = options.fill_defaults(model, adapter, one, gen_length, own)
+        decoders.append(first)
+        if swept:
+            plan(first, "llada", length, own, values or None)
     recipe = EvalRecipe(
         model=model,
         adapter=adapter,
@@ -129,8 +137,8 @@ def evaluate(
             task_options,
         ),
         decoder=decoders[0],
-        settings=own,
-        gen_length=gen_length,
+        settings=own if swept else found,
+        gen_length=length,
         seed=seed,
         batch_size=batch,
         graders=graders,
@@ -138,10 +146,6 @@ def evaluate(
         dtype=dtype,
         data_dir=None if data_dir is None else str(data_dir),
     )
-    for name in decoders:  # what does not depend on the model is refused before its weights are read
-        get_decoder(name, **own).prepared(gen_length, logit_shift=0)
-        if swept:
-            plan(name, "llada", gen_length, own, values or None)
     questions = Questions(recipe.tasks, recipe.data_dir)
     folder = out or _default_out(recipe, swept)
     if workers == "ray":
@@ -255,7 +259,7 @@ def throughput(
     ] = "1",
     limit: Annotated[int, typer.Option(min=1, help="Prompts to decode at each batch size.")] = 32,
     warmup: Annotated[int, typer.Option(min=0, help="Batches run before the clock starts.")] = 2,
-    gen_length: options.GenLength = 256,
+    gen_length: options.GenLength = None,
     settings: Settings = None,
     template: Template = "tad",
     no_grade: Annotated[bool, typer.Option("--no-grade", help="Leave the accuracy out.")] = False,
@@ -267,7 +271,8 @@ def throughput(
     """Tokens per second of methods that take turns: accuracy, tokens per forward, and the ratio to the base and to the first."""
     sizes = [int(number) for number in _numbers("--batch", batch, whole=True)]
     shared, task_options = _settings(settings)
-    chosen = [_read_method(text) for text in method or ["base,tad"]]
+    for text in method or ():
+        _read_method(text)
 
     from tad.decoding import get_decoder
     from tad.evaluation import TimedMethod, list_tasks, measure_speeds
@@ -275,22 +280,26 @@ def throughput(
     from tad.evaluation.questions import Questions
     from tad.evaluation.sweep import FIRST
     from tad.evaluation.tables import show_speeds
+    from tad.models import find_defaults
     from tad.training.record import describe_machine
 
+    defaults = find_defaults(model)
+    texts, length = method or [f"base,{defaults.decoder}"], gen_length or defaults.gen_length
+    chosen = [_read_method(text) for text in texts]
     for _, decoder, own in chosen:
-        get_decoder(decoder, **shared | own).prepared(gen_length, logit_shift=0)
+        get_decoder(decoder, **shared | own).prepared(length, logit_shift=0)
     sections = list_tasks([task], limit=limit, templates=[template], options=task_options)
     items = Questions(sections, None if data_dir is None else str(data_dir)).items
     adapters = dict.fromkeys(adapter for adapter, _, _ in chosen)
     with options.busy(f"loading {model}"):
         lms = {one: options.load_model(model, one, device, dtype, to_decode=True) for one in adapters}
     methods, first = [], next(iter(lms.values()))
-    for text, (adapter, decoder, own) in zip(method or ["base,tad"], chosen, strict=True):
+    for text, (adapter, decoder, own) in zip(texts, chosen, strict=True):
         name = ", ".join(["base" if adapter is None else path_name(adapter), *text.split(",")[1:]])
         methods.append(
             TimedMethod(name, lms[adapter], get_decoder(decoder, first.family.name, **shared | own))
         )
-    speeds = list(measure_speeds(methods, items, gen_length, sizes, warmup, grade=not no_grade))
+    speeds = list(measure_speeds(methods, items, length, sizes, warmup, grade=not no_grade))
     machine = describe_machine()
     if as_json:
         found = [
@@ -314,7 +323,7 @@ def throughput(
     )
     typer.echo(show_speeds(speeds, base))
     typer.echo(
-        f"{model}, {task}, gen_length {gen_length}, {first.dtype}, {machine['device']}; methods take turns, {warmup} batches "
+        f"{model}, {task}, gen_length {length}, {first.dtype}, {machine['device']}; methods take turns, {warmup} batches "
         "of warm-up left out; x base: over the base one token at a time"
     )
 

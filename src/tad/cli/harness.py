@@ -22,10 +22,13 @@ def lm_eval(
         str | None, typer.Option(help="Tasks or patterns, 'tad_gsm8k,tad_mbpp*': ours or the harness's.")
     ] = None,
     adapter: options.Adapter = None,
-    decoder: options.Decoder = "tad",
+    decoder: options.Decoder = None,
     gen_length: Annotated[
-        int, typer.Option(min=1, help="Positions to generate where a task has no maximum.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            min=1, help="Positions to generate where a task has no maximum; default: the model's own."
+        ),
+    ] = None,
     settings: options.DecoderSettings = None,
     generation: Annotated[
         list[str] | None,

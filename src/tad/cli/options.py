@@ -109,8 +109,13 @@ Dtype = Annotated[
     str | None,
     typer.Option(help="bf16, fp16 or fp32; default: as the model is.", callback=check_dtype),
 ]
-Decoder = Annotated[str, typer.Option(help="A name from `tad decoders`.", callback=check_decoder)]
-GenLength = Annotated[int, typer.Option(min=1, help="Positions to generate.")]
+Decoder = Annotated[
+    str | None,
+    typer.Option(help="A name from `tad decoders`; default: the model's own.", callback=check_decoder),
+]
+GenLength = Annotated[
+    int | None, typer.Option(min=1, help="Positions to generate; default: the model's own.")
+]
 Seed = Annotated[int, typer.Option(help="Only matters with a temperature.")]
 DecoderSettings = Annotated[
     list[str] | None,
@@ -179,6 +184,25 @@ def read_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def fill_defaults(
+    model: str,
+    adapter: str | None,
+    decoder: str | None,
+    gen_length: int | None,
+    settings: dict[str, Any],
+) -> tuple[str, int, dict[str, Any]]:
+    """Decoder, length and parameters as asked for, else as the model's directory says. What does not depend on the
+    weights is refused here, before they are read."""
+    from tad.decoding import get_decoder
+    from tad.models import DecodingDefaults, find_defaults
+
+    known = decoder is not None and gen_length is not None
+    defaults = DecodingDefaults() if known else find_defaults(model, adapter)
+    name, length, own = defaults.fill(decoder, gen_length, settings)
+    get_decoder(name, **own).prepared(length, logit_shift=0)
+    return name, length, own
 
 
 def load_model(

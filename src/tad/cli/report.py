@@ -40,7 +40,7 @@ def report(
         ),
     ] = None,
     adapter: options.Adapter = None,
-    decoder: options.Decoder = "tad",
+    decoder: options.Decoder = None,
     prompt: Annotated[str | None, typer.Option(help="With --model: what to ask.")] = None,
     gen_length: Annotated[
         int | None, typer.Option(min=1, help="With --model: positions to generate (default: as the runs).")
@@ -76,7 +76,7 @@ def report(
 def _live(
     model: str,
     adapter: str | None,
-    decoder: str,
+    decoder: str | None,
     prompt: str | None,
     gen_length: int | None,
     device: str | None,
@@ -86,4 +86,4 @@ def _live(
     with options.busy(f"loading {model}"):
         base = options.load_model(model, None, device, None)
         student = None if adapter is None else options.load_model(model, adapter, device, None)
-    return Live(base, student, decoder, prompt, gen_length)
+    return Live(base, student, decoder or (student or base).defaults.decoder, prompt, gen_length)

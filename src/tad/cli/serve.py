@@ -20,8 +20,12 @@ def serve(
     model: Model,
     adapter: Adapter = None,
     decoder: Annotated[
-        str, typer.Option(help="For requests that name none; see `tad decoders`.", callback=check_decoder)
-    ] = "tad",
+        str | None,
+        typer.Option(
+            help="For requests that name none, see `tad decoders`; default: the model's own.",
+            callback=check_decoder,
+        ),
+    ] = None,
     threshold: Annotated[float | None, typer.Option(help="Of that decoder.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than loopback needs a key.")
@@ -61,6 +65,7 @@ def serve(
         raise TadError(f"--replicas {replicas}: needs --backend ray")
     _check_extra()
     from tad.decoding import get_decoder
+    from tad.models import find_defaults
     from tad.serving.server import check_bind, read_key
     from tad.serving.server import serve as run
     from tad.serving.settings import Settings
@@ -85,7 +90,7 @@ def serve(
     )
     # What does not depend on the model is refused before its weights are read.
     overrides = {} if threshold is None else {"threshold": threshold}
-    get_decoder(decoder, "llada", **overrides)
+    get_decoder(find_defaults(model, adapter).fill(decoder, None, overrides)[0], **overrides)
     if backend == "ray":
         from tad.serving.replicas import Source, serve_until_stopped
 

@@ -98,11 +98,13 @@ def quick_evaluation(recipe: DistillRecipe) -> Evaluate | None:
     from tad.evaluation.run import Identity, Runner
     from tad.evaluation.summary import measure
     from tad.models import LM
+    from tad.trajectories.store import TrajectoryStore
 
     tasks = list_tasks(section.tasks, section.split, section.limit)
     questions = Questions(tasks)
-    values = section.model_dump(include={"decoder", "gen_length", "batch_size", "settings"})
-    asked = EvalRecipe(model=recipe.model, tasks=tasks, **values)
+    values = section.model_dump(include={"decoder", "batch_size", "settings"})
+    length = section.gen_length or TrajectoryStore.open(recipe.trajectories[0]).meta.gen_length
+    asked = EvalRecipe(model=recipe.model, tasks=tasks, gen_length=length, **values)
     unnamed = Identity("", None, "")  # nothing is kept, so the weights need no fingerprint
 
     def evaluate(lm: LM, step: int) -> dict[str, float]:

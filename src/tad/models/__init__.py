@@ -4,6 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tad.models.attention import AttentionMask, BlockLayout, block_index
 from tad.models.cache import KVCache
+from tad.models.defaults import DecodingDefaults, find_defaults
 from tad.models.dream import DreamConfig, DreamModel
 from tad.models.family import (
     DREAM,
@@ -32,6 +33,7 @@ __all__ = [
     "SDAR",
     "AttentionMask",
     "BlockLayout",
+    "DecodingDefaults",
     "DiffusionOutput",
     "DreamConfig",
     "DreamModel",
@@ -45,6 +47,7 @@ __all__ = [
     "block_index",
     "family_named",
     "family_of",
+    "find_defaults",
     "load",
 ]
 

@@ -12,6 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 
 from tad.errors import TadError
 from tad.models.checkpoint import HEADER_DTYPES, Checkpoint, locate, parse_dtype
+from tad.models.defaults import write_defaults
 from tad.models.lm import load
 
 # What travels with the weights: tokenizer and generation files, and the Python files that auto_map names.
@@ -57,6 +59,8 @@ def export(
     with _directory(target, size, overwrite) as fresh:
         model.save_pretrained(fresh, max_shard_size=max_shard_size)
         _copy_companions(folder, fresh)
+        if adapter is not None:
+            write_defaults(fresh, **asdict(lm.defaults))
         (fresh / "config.json").write_text(_config_text(checkpoint, model.dtype), encoding="utf-8")
     return target
 

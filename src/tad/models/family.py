@@ -63,6 +63,7 @@ class Family:
     chat_template: str  # used where the directory has none
     mask_token_id: int | None = None  # as released, where neither config nor tokenizer names them
     eos_token_id: int | None = None
+    decoder: str = "tad"  # for who names none
     system: str = ""  # what a system turn of the family starts with before a reference
 
     def reference_turn(self, reference: str) -> dict[str, str]:
@@ -106,6 +107,7 @@ FAST_DLLM_V2 = replace(
     model_class=Fast_dLLM_QwenForCausalLM,
     mask_text="|<MASK>|",
     mask_token_id=151665,
+    decoder="fast-dllm-v2",
 )
 SDAR = Family(
     name="sdar",
@@ -117,6 +119,7 @@ SDAR = Family(
     assistant_header="<|im_start|>assistant\n",
     chat_template=_CHATML,
     mask_token_id=151669,
+    decoder="sdar",
 )
 SDAR_MOE = replace(SDAR, name="sdar-moe", config_class=SDARMoeConfig, model_class=SDARMoeForCausalLM)
 LLADA2 = Family(
@@ -130,6 +133,7 @@ LLADA2 = Family(
     chat_template=_LLADA2_TEMPLATE,
     mask_token_id=156895,
     eos_token_id=156892,
+    decoder="llada2",
 )
 FAMILIES = {family.model_type: family for family in (LLADA, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE, LLADA2)}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import torch
 from tad.errors import TadError
 from tad.models import lora
 from tad.models.checkpoint import Checkpoint, locate, parse_dtype
+from tad.models.defaults import DecodingDefaults, read_defaults
 from tad.models.family import Family
 from tad.models.quantize import quantize_fp8
 from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_tokenizer
@@ -38,6 +39,7 @@ class LM:
     source: str = ""
     adapter: str | None = None
     peft: Any = None
+    defaults: DecodingDefaults = field(default_factory=DecodingDefaults)
 
     @property
     def device(self) -> torch.device:
@@ -160,6 +162,7 @@ def load(
     checked = None
     if adapter is not None:  # a wrong adapter is refused before minutes are spent on the weights
         checked = lora.verify_adapter(adapter, checkpoint.on_meta(), checkpoint.family)
+    defaults = read_defaults(checkpoint, None if checked is None else checked.folder)
     model = checkpoint.family.model_class.from_pretrained(
         checkpoint.folder,
         config=checkpoint.config,
@@ -176,6 +179,7 @@ def load(
         source=str(source),
         adapter=None if adapter is None else str(adapter),
         peft=None if checked is None else lora.load_adapter(model, checked),
+        defaults=defaults,
     )
     if merge or quantize is not None:
         lm.merge()

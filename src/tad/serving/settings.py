@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Settings:
     """Times are in seconds, sizes in bytes."""
 
-    decoder: str = "tad"
+    decoder: str | None = None  # of requests that name none; None is the model's own
     threshold: float | None = None  # of that decoder; None is its own default
     name: str | None = None  # the id of the model; None is the name it was loaded by
     batch: int = 16  # rows decoded at once

@@ -16,7 +16,6 @@ from tad.serving.errors import ApiError
 from tad.serving.schema import ChatRequest, CompletionRequest, GenerationRequest
 from tad.serving.settings import Settings
 
-_DEFAULT_TOKENS = 256
 _ROLES = {"developer": "system"}  # OpenAI's newer name
 _ONE_LOGPROB = "of each position only the probability of the token that was revealed is known"
 
@@ -33,9 +32,10 @@ class RequestValidator:
         self.created = int(time.time())
         layout = lm.model.shape.blocks
         self.decoders = {name: get_decoder(name, lm.family.name) for name in decoders_for(layout)}
-        own = {} if settings.threshold is None else {"threshold": settings.threshold}
-        chosen = get_decoder(settings.decoder, lm.family.name, **own).for_blocks(layout)
-        self.decoders[settings.decoder] = chosen
+        given = {} if settings.threshold is None else {"threshold": settings.threshold}
+        self.decoder, self.default_tokens, own = lm.defaults.fill(settings.decoder, None, given)
+        chosen = get_decoder(self.decoder, lm.family.name, **own).for_blocks(layout)
+        self.decoders[self.decoder] = chosen
         block = chosen.schedule.block or 1
         chosen.prepared(block, lm.family.logit_shift)
         self.max_tokens = settings.max_tokens or max(block, min(2048, lm.context // 2 // block * block))
@@ -43,7 +43,7 @@ class RequestValidator:
             raise TadError(
                 f"--max-tokens {self.max_tokens}: should be at least a block of {block} and below the context of {lm.context}"
             )
-        self.default_tokens = min(_DEFAULT_TOKENS, self.max_tokens)
+        self.default_tokens = min(self.default_tokens, self.max_tokens)
         self._encoding = threading.Lock()  # the tokenizers library lends a tokenizer to one thread at a time
 
     def check_model(self, name: str) -> None:
@@ -93,7 +93,7 @@ class RequestValidator:
         return jobs
 
     def _decoder(self, request: GenerationRequest) -> Decoder:
-        name = request.decoder or self.settings.decoder
+        name = request.decoder or self.decoder
         if name not in self.decoders:
             raise ApiError(
                 400, f"decoder '{name}' is not known; one of: {', '.join(self.decoders)}", "decoder"

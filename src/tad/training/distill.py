@@ -17,10 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments, set_seed
 
+from tad.decoding import DECODERS
 from tad.errors import TadError
 from tad.files import hash_file
 from tad.models import LM, load
 from tad.models.checkpoint import locate, read_json
+from tad.models.defaults import write_defaults
 from tad.models.lora import WEIGHTS, Factors
 from tad.training.batches import MicroBatches, RangeSampler, Split
 from tad.training.checkpoints import POSITION, check_position, open_run, replacing
@@ -135,7 +137,7 @@ def _train(
     with explained(recipe):
         trainer.run(checkpoint)
     finished = trainer.state.global_step >= steps
-    path = write_result(trainer, recipe, out, started) if finished else out
+    path = write_result(trainer, recipe, out, trajectories.metas[0].gen_length, started) if finished else out
     if recipe.fp8_base_forward:
         restore_base(lm.model)
     if arguments.should_save:
@@ -307,9 +309,9 @@ def _choose_gpu(arguments: TrainingArguments, device: torch.device) -> None:
 
 
 def write_result(
-    trainer: LossTrainer, recipe: DistillRecipe, out: Path, started: Factors | None = None
+    trainer: LossTrainer, recipe: DistillRecipe, out: Path, gen_length: int, started: Factors | None = None
 ) -> Path:
-    """The adapter directory, or the model's released layout; whole or not at all."""
+    """The adapter directory, or the model's released layout; whole or not at all. It says how it is decoded."""
     path = out / (MODEL if recipe.full else ADAPTER)
     state = gather_weights(trainer.accelerator.unwrap_model(trainer.model).student)
     if trainer.args.should_save:
@@ -320,6 +322,9 @@ def write_result(
                 save_stacked(state, folder, trainer.spec.adapter, started)
             else:
                 save_weights(state, folder, trainer.spec.adapter)
+            decoder = recipe.objective.name
+            own = {"decoder": decoder} if decoder in DECODERS else {}
+            write_defaults(folder, gen_length=gen_length, **own)
     return path
 
 

@@ -70,7 +70,8 @@ class EvaluationSection(Recipe):
     """Examples of each task."""
     split: str | None = None
     decoder: str = "tad"
-    gen_length: Positive = 256
+    gen_length: Positive | None = None
+    """Default: that of the trajectories."""
     batch_size: Positive = 16
     settings: dict[str, Any] = Field(default_factory=dict)
     """The decoder's own parameters."""

@@ -78,7 +78,7 @@ _CHAT = "\U0010fffe"
 class TadLM(TemplateLM):
     """`pretrained` is a directory, a hub id or a loaded `tad.models.LM`; `overrides` are parameters of the decoder.
 
-    `gen_length` holds where a task names no maximum. `mc_draws` masks estimate a likelihood; `check_greedy` also decodes
+    `gen_length` holds where a task names no maximum; it and the decoder are the model's own where they are not given. `mc_draws` masks estimate a likelihood; `check_greedy` also decodes
     each continuation, which only tasks with exact-match scores on likelihoods look at.
     """
 
@@ -86,8 +86,8 @@ class TadLM(TemplateLM):
         self,
         pretrained: str | Path | LM,
         adapter: str | None = None,
-        decoder: str | Decoder = "tad",
-        gen_length: int = 256,
+        decoder: str | Decoder | None = None,
+        gen_length: int | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         device: str | None = None,
@@ -107,14 +107,16 @@ class TadLM(TemplateLM):
             )
         if mc_draws < 1:
             raise TadError(f"mc_draws {mc_draws}: should be at least 1")
-        get_decoder(decoder, **overrides)  # a wrong name is refused before the weights are read
+        if decoder is not None:
+            get_decoder(decoder, **overrides)  # a wrong name is refused before the weights are read
         self.lm = pretrained if isinstance(pretrained, LM) else load(
             pretrained, adapter=adapter, device=device, dtype=dtype, revision=revision
         )  # fmt: skip
         if self.lm.tokenizer is None:
             raise TadError(f"{self.lm.source}: has no tokenizer, and the harness speaks in texts")
-        self.decoder = get_decoder(decoder, self.lm.family.name, **overrides)
-        self.gen_length, self.batch_size, self.seed = gen_length, int(batch_size), seed
+        chosen, self.gen_length, overrides = self.lm.defaults.fill(decoder, gen_length, overrides)
+        self.decoder = get_decoder(chosen, self.lm.family.name, **overrides)
+        self.batch_size, self.seed = int(batch_size), seed
         self.mc_draws, self.check_greedy = mc_draws, check_greedy
         self.totals = Totals()
         self.tokenizer = self.lm.tokenizer

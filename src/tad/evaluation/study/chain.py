@@ -291,13 +291,17 @@ def describe_training(recipe: DistillRecipe) -> str:
 
 
 def describe_log(out: Path) -> str:
-    """First and last loss of a finished training, and how long it took."""
+    """How long a finished training took, and its first and last loss where it was long enough for them to differ by more
+    than their batches do."""
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "loss" in line]
-    tenth = max(1, len(steps) // 10)
+    took = f"{steps[-1]['step']} steps, {lines[-1]['seconds']:.0f} s"
+    if len(steps) < 100:
+        return took
+    tenth = len(steps) // 10
     first = sum(line["loss"] for line in steps[:tenth]) / tenth
     last = sum(line["loss"] for line in steps[-tenth:]) / tenth
-    return f"loss {first:.3f} -> {last:.3f} over {steps[-1]['step']} steps, {lines[-1]['seconds']:.0f} s"
+    return f"loss {first:.3f} -> {last:.3f}; {took}"
 
 
 def _check_finished(out: Path, recipe: DistillRecipe) -> None:
