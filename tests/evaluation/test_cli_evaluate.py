@@ -139,14 +139,23 @@ def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], t
     assert Results.open(tmp_path / "r").meta.tasks[0]["options"] == {"contained": True}
 
 
+TAD = ("--decoder", "tad", "--gen-length", "64")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--tasks", "gms8k"], "unknown task 'gms8k'"),
         (["--tasks", "nano", "--decoder", "tda"], "unknown decoder 'tda'; did you mean 'tad'"),
         (["--tasks", "nano", "--decoder", "tad,fast"], "unknown decoder 'fast'"),
-        (["--tasks", "nano", "--set", "treshold=1"], "has no parameter 'treshold'; did you mean 'threshold'"),
-        (["--tasks", "nano", "--gen-length", "40"], "gen_length 40 is not a multiple of the block length 32"),
+        (
+            ["--tasks", "nano", *TAD, "--set", "treshold=1"],
+            "has no parameter 'treshold'; did you mean 'threshold'",
+        ),
+        (
+            ["--tasks", "nano", "--decoder", "tad", "--gen-length", "40"],
+            "gen_length 40 is not a multiple of the block length 32",
+        ),
         (["--tasks", "nano", "--split", "dev"], "has no split 'dev'"),
         (["--tasks", "nano", "--template", "mine"], "has no prompt template 'mine'"),
         (["--tasks", "nano-word,nano-word"], "task 'nano-word' is named twice"),
@@ -154,7 +163,10 @@ def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], t
         (["--tasks", "nano", "--sweep", "--threshold", "0.1"], "give one of them"),
         (["--tasks", "nano", "--threshold", "a,b"], "--threshold a,b: should be numbers"),
         (["--tasks", "nano", "--threshold", "0.1,0.1"], "stands there twice"),
-        (["--tasks", "nano", "--decoder", "llada", "--threshold", "0.1,0.2"], "has no threshold"),
+        (
+            ["--tasks", "nano", "--decoder", "llada", "--gen-length", "64", "--threshold", "0.1,0.2"],
+            "has no threshold",
+        ),
         (
             ["--tasks", "nano", "--set", "gsm8k.extraction=exact"],
             "options for 'gsm8k', which is not one of the tasks",

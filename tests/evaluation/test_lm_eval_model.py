@@ -246,7 +246,7 @@ def test_unusable_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TadError, match="unknown decoder 'fast'"):
         TadLM("nowhere", decoder="fast")
     with pytest.raises(TadError, match="quickly"):
-        TadLM("nowhere", quickly=True)
+        TadLM("nowhere", decoder="tad", quickly=True)
     with pytest.raises(TadError, match="quickly"):
         TadLM(lm).generate_until([request("Why?", quickly=True)], disable_tqdm=True)
     with pytest.raises(TadError, match="mc_draws 0"):

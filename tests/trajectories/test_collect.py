@@ -14,14 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from tad.cli import app
 from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import DREAM, LLADA, load
-from tad.trajectories.collect import Collector
+from tad.tasks import get_task
+from tad.trajectories import collect
+from tad.trajectories.collect import Collector, CollectProgress, Nobody
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig, roll_out
-from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.store import ShardStats, TrajectoryStore
 from tad.trajectories.summary import summarise
 from tad.trajectories.workers import collect_here, collect_with_ray, load_teacher
 from tiny_lm import write_checkpoint
@@ -60,6 +64,26 @@ def values(world: Path, family: str = "llada", **changes: object) -> dict:
 def run(world: Path, out: Path, family: str = "llada", **changes: object) -> TrajectoryStore:
     recipe = parse_recipe(CollectRecipe, values(world, family, **changes))
     return collect_here(recipe, out, load(recipe.model, device="cpu"))
+
+
+class Heard(Nobody):
+    """What a collection said; asks it to stop after some shards."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.shards, self.lines, self.progress = list[int](), list[str](), list[CollectProgress]()
+        self.stop_after = stop_after
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def rollouts(self, progress: CollectProgress) -> None:
+        self.progress.append(progress)
+
+    def shard(self, shard: int, stats: ShardStats) -> None:
+        self.shards.append(shard)
+
+    def stopping(self) -> bool:
+        return self.stop_after is not None and len(self.shards) >= self.stop_after
 
 
 def content(store: TrajectoryStore) -> list[str]:
@@ -162,18 +186,62 @@ def test_samples_differ_by_their_seed_and_repeat_with_it(world: Path, tmp_path: 
 def test_a_run_that_stopped_is_continued_to_the_same_store(world: Path, tmp_path: Path) -> None:
     whole = run(world, tmp_path / "whole")
     recipe = parse_recipe(CollectRecipe, values(world))
-    made: list[int] = []
+    heard = Heard(stop_after=1)
     lm = load(recipe.model, device="cpu")
-    collect_here(
-        recipe,
-        tmp_path / "parts",
-        lm,
-        report=lambda shard, _: made.append(shard),
-        stopping=lambda: len(made) >= 1,
-    )
-    assert 0 < len(made) < 3
+    collect_here(recipe, tmp_path / "parts", lm, heard)
+    assert 0 < len(heard.shards) < 3
     store = collect_here(recipe, tmp_path / "parts", lm)
     assert content(store) == content(whole)
+
+
+def test_rollouts_are_counted_inside_shards_and_a_look_comes_first(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "LONG", 3)
+    recipe = parse_recipe(CollectRecipe, values(world, keep="correct"))
+    lm, heard = load(recipe.model, device="cpu"), Heard()
+    store = collect_here(recipe, tmp_path / "s", lm, heard)
+    done = [progress.done for progress in heard.progress]
+    assert done == sorted(done)
+    assert (done[0] < recipe.shard_size, done[-1]) == (True, EXAMPLES)
+    assert {progress.total for progress in heard.progress} == {EXAMPLES}
+    # The tiny model knows nothing: the look says so with texts, and so does the end.
+    assert "0 right with the reference, 0 without" in heard.lines[0]
+    assert sum(line.startswith("WARNING") for line in heard.lines) == 2
+    assert sum(line.startswith("  wrong: ") for line in heard.lines) == 6
+    assert content(store) == content(run(world, tmp_path / "plain", keep="correct"))
+    again = Heard()
+    collect_here(recipe, tmp_path / "s", lm, again)
+    assert (again.lines, again.progress) == ([], [])
+
+
+@pytest.mark.slow
+def test_a_reference_that_hurts_is_warned_of(tmp_path: Path) -> None:
+    """nano-llada has learnt its own instruction; with the usual one and a bare number it cannot use the reference."""
+    examples = get_task("nano-word", size=8).examples("train")
+    lines = [{"question": one.question, "answer": str(one.answer)} for one in examples]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = {"model": "nano-llada", "tasks": [{"name": f"jsonl:{tmp_path / 'own.jsonl'}"}], "gen_length": 96}
+    recipe = parse_recipe(CollectRecipe, {**given, "device": "cpu"})
+    found = Collector(load("nano-llada", device="cpu"), recipe).preview()
+    assert found is not None
+    assert found.right < found.right_without
+    assert any("instruction" in line for line in found.describe())
+
+
+def test_the_prompts_are_shown_without_weights(world: Path, tmp_path: Path) -> None:
+    for file in (world / "llada").iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps({**values(world), "model": str(tmp_path)}))
+    words = ["collect", str(path), "--show", "--out", str(tmp_path / "none")]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    teacher, student = shown.split("the student's prompt")
+    assert "because 0" in teacher
+    assert "because 0" not in student
+    assert "qqq" in student
+    assert not (tmp_path / "none").exists()
 
 
 def test_two_processes_share_the_shards_and_make_the_same_rows(

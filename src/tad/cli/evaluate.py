@@ -119,6 +119,16 @@ def evaluate(
     from tad.evaluation.run import Identity
     from tad.evaluation.sweep import plan
 
+    sections = list_tasks(
+        options.split_names(tasks),
+        split,
+        limit,
+        sample,
+        [template] if templates is None else options.split_names(templates),
+        task_options,
+    )
+    data = None if data_dir is None else str(data_dir)
+    questions = Questions(sections, data)
     decoders, length, found = [], 0, own
     for one in named or (None,):
         first, length, found = options.fill_defaults(model, adapter, one, gen_length, own)
@@ -128,14 +138,7 @@ def evaluate(
     recipe = EvalRecipe(
         model=model,
         adapter=adapter,
-        tasks=list_tasks(
-            options.split_names(tasks),
-            split,
-            limit,
-            sample,
-            [template] if templates is None else options.split_names(templates),
-            task_options,
-        ),
+        tasks=sections,
         decoder=decoders[0],
         settings=own if swept else found,
         gen_length=length,
@@ -144,9 +147,8 @@ def evaluate(
         graders=graders,
         device=device,
         dtype=dtype,
-        data_dir=None if data_dir is None else str(data_dir),
+        data_dir=data,
     )
-    questions = Questions(recipe.tasks, recipe.data_dir)
     folder = out or _default_out(recipe, swept)
     if workers == "ray":
         from tad.evaluation.workers import evaluate_with_ray

@@ -12,9 +12,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _REDRAW = 0.1  # seconds between two drawings on a terminal
 _SELDOM = 5.0  # seconds between two lines in a log
@@ -30,7 +33,7 @@ class Progress:
         self._label, self._began, self._drawn, self._open = "", time.monotonic(), 0.0, False
         self._handler: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self.in_flight is not None:
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
         return self
@@ -61,6 +64,7 @@ class Progress:
     def stage(self, title: str) -> Iterator[None]:
         """A heading, and the seconds under it."""
         self.say(f"\n== {title}")
+        self.begin()
         began = time.monotonic()
         yield
         self.say(f"   ({time.monotonic() - began:.0f} s)")

@@ -9,19 +9,44 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tad.cli import options, recipes
-from tad.cli.progress import Progress
+from tad.cli.trajectories import CollectConsole
 
 if TYPE_CHECKING:
     from tad.evaluation.run import OnProgress
     from tad.evaluation.study.plan import CellState
     from tad.evaluation.sweep import Setting
-    from tad.trajectories.store import ShardStats
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
+    app.command("init")(init)
     app.command("run")(run)
     app.command("study")(study)
+
+
+def init(
+    data: Annotated[
+        Path,
+        typer.Option(help="Questions to learn from: jsonl with question and answer or tests (`tad tasks`)."),
+    ],
+    model: Annotated[str, typer.Option(help="The model to distil.", callback=options.check_source)],
+    test: Annotated[
+        Path | None, typer.Option(help="Questions to be asked at the end (default: every fifth is held out).")
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="What the teacher is asked to do with the reference answer.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("my.yaml"),
+) -> None:
+    """Write a commented recipe for your own questions; `tad run` takes it to a report."""
+    from tad.evaluation.study.own_data import write_recipe
+
+    written = write_recipe(out, model, data, test, instruction)
+    for line in written.warnings:
+        typer.echo(line, err=True)
+    for path in (*written.files, written.recipe):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"go on with: {shlex.join(['tad', 'run', str(written.recipe)])}")
 
 
 def run(
@@ -115,23 +140,14 @@ def stop(words: list[str]) -> None:
     raise typer.Exit(130)
 
 
-class ConsoleListener(Progress):
+class ConsoleListener(CollectConsole):
     """Prints how a chain or a study goes on. A first Ctrl-C lets the piece of work in flight finish."""
 
     def __init__(self) -> None:
         super().__init__("what is in flight")
 
-    def __enter__(self) -> ConsoleListener:
-        super().__enter__()
-        return self
-
     def say(self, line: str) -> None:
         super().say(line if line.startswith("\n") else f"   {line.strip()}")
-
-    def shard(self, shard: int, stats: ShardStats) -> None:
-        from tad.cli.trajectories import describe_shard
-
-        self.draw(f"   {describe_shard(shard, stats)}", last=True)
 
     def decoding(self, setting: Setting) -> OnProgress:
         from tad.cli.evaluate import report_rows

@@ -67,6 +67,7 @@ def distill(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
+    from tad.evaluation.study.chain import warn_of_epochs
     from tad.training.distill import distill as run
     from tad.training.recipe import DistillRecipe
     from tad.trajectories.store import TrajectoryStore
@@ -75,8 +76,10 @@ def distill(
     changes += [f"trajectories={trajectories}"] if trajectories else []
     changes += [f"validation={validation}"] if validation else []
     values = recipes.load(DistillRecipe, "distill", recipe, changes)
-    for store in (*values.trajectories, *values.validation):  # before minutes are spent on the weights
-        TrajectoryStore.open(store)
+    # Before minutes are spent on the weights.
+    stores = [TrajectoryStore.open(store) for store in (*values.trajectories, *values.validation)]
+    if (warning := warn_of_epochs(values, stores[: len(values.trajectories)])) is not None:
+        typer.echo(warning, err=True)
     directory = out or Path("runs") / values.name
     outcome = run(values, directory, resume, quick_evaluation(values), stop_at=stop_at, quiet=quiet)
     if outcome.finished:

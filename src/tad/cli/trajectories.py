@@ -17,6 +17,8 @@ from tad.files import finite
 
 if TYPE_CHECKING:
     from tad.models import LM
+    from tad.trajectories.collect import CollectProgress
+    from tad.trajectories.recipe import CollectRecipe
     from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
 
 
@@ -37,6 +39,9 @@ def collect(
         str | None, typer.Option(help="An adapter for the student.", callback=options.check_source)
     ] = None,
     workers: options.Workers = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the prompts of each task's first question; collect nothing.")
+    ] = False,
 ) -> None:
     """Roll out the privileged teacher on a task mix, grade, and store the trajectories. Run it again to continue."""
     from tad.trajectories.recipe import CollectRecipe
@@ -47,23 +52,18 @@ def collect(
     changes += ["privileged=false"] if no_privileged else []
     changes += [f"student_adapter={student_adapter}"] if student_adapter else []
     values = recipes.load(CollectRecipe, "collect", recipe, changes)
-    began, rollouts = time.monotonic(), 0
-
-    def report(shard: int, stats: ShardStats) -> None:
-        nonlocal rollouts
-        rollouts += stats.attempted
-        speed = rollouts / (time.monotonic() - began)
-        progress.draw(f"{describe_shard(shard, stats)}, {speed:.2f} rollouts/s", last=True)
-
-    with Progress("the shard in flight") as progress:
+    if show:
+        _show_prompts(values)
+        return
+    with CollectConsole("the shard in flight") as progress:
         if workers == "ray":
-            store = collect_with_ray(values, out, report)
+            store = collect_with_ray(values, out, progress)
         else:
             with options.busy(f"loading {values.model}"):
                 options.quieten()
                 lm = load_teacher(values, values.device)
-            began = time.monotonic()
-            store = collect_here(values, out, lm, report, progress.stopping)
+            progress.begin()
+            store = collect_here(values, out, lm, progress)
     _print_summary(store)
     if left := len(store.missing()):
         typer.echo(
@@ -72,13 +72,39 @@ def collect(
         raise typer.Exit(130 if progress.interrupted else 0)
 
 
-def describe_shard(shard: int, stats: ShardStats) -> str:
-    """How the rollouts of a shard went."""
-    steps = stats.steps / max(1, stats.attempted)
-    return (
-        f"shard {shard}: {stats.correct} of {stats.attempted - stats.ungraded} graded rollouts right, "
-        f"{stats.kept} kept, {steps:.0f} steps on average"
-    )
+class CollectConsole(Progress):
+    """Prints how a collection goes on: a bar or lines of rollouts, and a line for each shard."""
+
+    def rollouts(self, progress: CollectProgress) -> None:
+        right = f", {progress.right} of {progress.graded} right" if progress.graded else ""
+        self.update(progress.done, progress.total, f"rollouts{right}")
+
+    def shard(self, shard: int, stats: ShardStats) -> None:
+        steps = stats.steps / max(1, stats.attempted)
+        self.draw(
+            f"shard {shard}: {stats.correct} of {stats.attempted - stats.ungraded} graded rollouts right, "
+            f"{stats.kept} kept, {steps:.0f} steps on average",
+            last=True,
+        )
+
+
+def _show_prompts(recipe: CollectRecipe) -> None:
+    """What teacher and student are given, control tokens included. Needs no weights."""
+    from tad.trajectories.collect import Collector
+
+    lm, seen = _load_words(recipe.model), set[int]()
+    collector = Collector(lm, recipe.model_copy(update={"compile": False}))
+    for item in collector.items:
+        if id(item.task) in seen:
+            continue
+        seen.add(id(item.task))
+        shown = next(iter(collector.requests(item)))
+        for who, ids in (("teacher", shown.privileged), ("student", shown.plain)):
+            typer.secho(
+                f"{item.task.name}, {item.example.id}: the {who}'s prompt, {len(ids)} tokens", bold=True
+            )
+            typer.echo(lm.decode(ids, skip_special=False))
+            typer.echo()
 
 
 def trajectories(
@@ -216,7 +242,9 @@ def _find(store: TrajectoryStore, name: str) -> Trajectory:
 
 def _load_words(model: str) -> LM:
     """A model for its tokenizer."""
-    return options.load_model(model, device="cpu")
+    from tad.models import load
+
+    return load(model, weights=False)
 
 
 def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool) -> None:

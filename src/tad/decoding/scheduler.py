@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
@@ -185,15 +185,21 @@ class Scheduler:
     def __contains__(self, name: int) -> bool:
         return name in self._where
 
-    def run(self, requests: Sequence[Request]) -> dict[int, Decoded]:
-        """Decode all requests, `slots` at a time: when one ends, the next one takes its place."""
+    def run(
+        self, requests: Sequence[Request], on_done: Callable[[int], None] | None = None
+    ) -> dict[int, Decoded]:
+        """Decode all requests, `slots` at a time: when one ends, the next one takes its place. `on_done` is told how many just
+        have."""
         waiting, done = deque(requests), dict[int, Decoded]()
         try:
             while waiting or self._where:
                 free = min(self.slots - len(self), len(waiting))
                 if free:
                     self.admit([waiting.popleft() for _ in range(free)])
-                done |= self.step()
+                found = self.step()
+                done |= found
+                if found and on_done is not None:
+                    on_done(len(found))
         finally:
             self.close()
         return done

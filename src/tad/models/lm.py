@@ -138,6 +138,7 @@ def load(
     revision: str | None = None,
     merge: bool = False,
     quantize: Literal["fp8"] | None = None,
+    weights: bool = True,
 ) -> LM:
     """Load a model of a known family from the hub or a directory, in eval mode, after checking that the directory is whole.
 
@@ -145,7 +146,8 @@ def load(
     over devices instead (accelerate). No remote code runs and no pickle is read.
 
     For decoding: `merge` adds the adapter to the weights (see `LM.merge`), and `quantize="fp8"` halves the weights of the
-    layers at the price of their rounding; it merges too.
+    layers at the price of their rounding; it merges too. Without `weights` only texts are read: a model of empty tensors
+    that encodes, decodes ids and says what it is.
     """
     placement = _placement(device, device_map)
     if quantize not in (None, "fp8"):
@@ -155,14 +157,18 @@ def load(
     if attn_implementation is not None and attn_implementation not in ATTENTION:
         raise TadError(f"attention '{attn_implementation}' is not known; use {' or '.join(ATTENTION)}")
     precision = None if dtype is None else parse_dtype(dtype)
-    checkpoint = Checkpoint.open(locate(source, revision))
-    checkpoint.verify()
+    checkpoint = Checkpoint.open(locate(source, revision, weights))
+    if weights:
+        checkpoint.verify()
     tokenizer = load_tokenizer(checkpoint)
     tokens = read_special_tokens(checkpoint, tokenizer)
     checked = None
     if adapter is not None:  # a wrong adapter is refused before minutes are spent on the weights
         checked = lora.verify_adapter(adapter, checkpoint.on_meta(), checkpoint.family)
     defaults = read_defaults(checkpoint, None if checked is None else checked.folder)
+    if not weights:
+        empty = checkpoint.on_meta().eval()
+        return LM(empty, checkpoint.family, tokens, tokenizer, str(source), defaults=defaults)
     model = checkpoint.family.model_class.from_pretrained(
         checkpoint.folder,
         config=checkpoint.config,

@@ -143,6 +143,13 @@ class DistillRecipe(Recipe):
             )
         return self
 
+    def count_epochs(self, trajectories: int, mean_length: float) -> float:
+        """How often training would visit each state it has; `mean_length` is that of a trajectory, in steps."""
+        if self.learning.steps is None:
+            return self.learning.epochs
+        states = mean_length if self.states == "all" else min(self.states, mean_length)
+        return self.learning.steps * self.batch.size / max(1.0, trajectories * states)
+
     def content_hash_fields(self) -> dict[str, Any]:
         """The part that decides the result. Where, how split and how often saved may change between calls."""
         values = self.model_dump(mode="json")

@@ -7,10 +7,11 @@ the next one.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import torch
 
@@ -26,6 +27,47 @@ from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 UNSURE = 0.5  # the teacher's confidence below which a reveal is reported
+PREVIEW = 8  # questions that are looked at before a collection, where it has more than `LONG`
+LONG = 32
+_SHOWN = 3  # wrong texts that a warning has
+
+
+@dataclass(frozen=True)
+class CollectProgress:
+    """How far a call is: rollouts made of those it has to make, and how many of the graded ones were right."""
+
+    done: int
+    total: int
+    right: int
+    graded: int
+
+
+class CollectListener(Protocol):
+    """Who is told how a collection goes on, and may ask it to stop after the shard in flight."""
+
+    def say(self, line: str) -> None: ...
+
+    def rollouts(self, progress: CollectProgress) -> None: ...
+
+    def shard(self, shard: int, stats: ShardStats) -> None: ...
+
+    def stopping(self) -> bool: ...
+
+
+class Nobody:
+    """Hears nothing and asks for nothing."""
+
+    def say(self, line: str) -> None:
+        pass
+
+    def rollouts(self, progress: CollectProgress) -> None:
+        pass
+
+    def shard(self, shard: int, stats: ShardStats) -> None:
+        pass
+
+    def stopping(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -76,6 +118,7 @@ class Collector:
             raise TadError("compile works with the teacher's tokens in an order that asks no student")
         self.engine = GraphEngine(lm.model, compiled=True) if recipe.compile else None
         self.items = list(_mix(recipe))
+        self.wrong: deque[str] = deque(maxlen=_SHOWN)  # the last texts that were graded wrong, and why
 
     @property
     def shards(self) -> int:
@@ -97,13 +140,27 @@ class Collector:
             code=tad.__version__,
         )
 
-    def generate(self, shard: int) -> list[tuple[RolloutRequest, Rollout | None]]:
-        """The rollouts of a shard, ungraded; None for a prompt that does not fit the context."""
+    def count(self, shards: Sequence[int]) -> int:
+        """How many rollouts some shards are."""
+        return self.recipe.samples * sum(len(self._items(shard)) for shard in shards)
+
+    def _items(self, shard: int) -> list[Item]:
         size = self.recipe.shard_size
-        items = self.items[shard * size : (shard + 1) * size]
+        return self.items[shard * size : (shard + 1) * size]
+
+    def generate(
+        self, shard: int, on_done: Callable[[int], None] | None = None
+    ) -> list[tuple[RolloutRequest, Rollout | None]]:
+        """The rollouts of a shard, ungraded; None for a prompt that does not fit the context."""
+        items = self._items(shard)
         if self.recipe.reference == "majority":
             items = self._with_majority(items)
-        requests = [request for item in items for request in self._requests(item)]
+        requests = [request for item in items for request in self.requests(item)]
+        return self._roll_fitting(requests, on_done)
+
+    def _roll_fitting(
+        self, requests: list[RolloutRequest], on_done: Callable[[int], None] | None = None
+    ) -> list[tuple[RolloutRequest, Rollout | None]]:
         room = self.lm.context - self.recipe.gen_length
         fitting = [
             i
@@ -113,8 +170,10 @@ class Collector:
         found: dict[int, Rollout] = {}
         if self.recipe.reference == "where-needed":
             found = self._roll_unaided(requests, [i for i in fitting if requests[i].item.graded])
+            if found and on_done is not None:
+                on_done(len(found))
         rest = [i for i in fitting if i not in found]
-        found |= dict(zip(rest, self._roll([requests[i] for i in rest]), strict=True))
+        found |= dict(zip(rest, self._roll([requests[i] for i in rest], on_done=on_done), strict=True))
         return [(request, found.get(i)) for i, request in enumerate(requests)]
 
     def _roll_unaided(self, requests: list[RolloutRequest], left: list[int]) -> dict[int, Rollout]:
@@ -161,6 +220,8 @@ class Collector:
                 correct += right
                 if not right:
                     reasons[_reason_class(verdict.reason)] += 1
+                    if rollout is not None:
+                        self.wrong.append(f"{verdict.reason}: {self._text(request, rollout)!r:.300}")
             if rollout is None:
                 continue
             unaided += request.item.origin == "none" and self.recipe.privileged
@@ -183,7 +244,26 @@ class Collector:
         )
         return rows, stats
 
-    def _requests(self, item: Item) -> Iterator[RolloutRequest]:
+    def preview(self) -> Preview | None:
+        """A few questions with the reference and without; None where there is no such choice, or no grader."""
+        recipe = self.recipe
+        items = [item for item in self.items if item.graded]
+        if not recipe.privileged or recipe.reference != "gold" or recipe.tokens != "teacher" or not items:
+            return None
+        chosen = items[:: max(1, len(items) // PREVIEW)][:PREVIEW]
+        shown = [next(iter(self.requests(item))) for item in chosen]
+        right = {}
+        with torch.inference_mode():
+            for name in ("plain", "privileged"):  # the wrong texts that are left are the teacher's
+                self.wrong.clear()
+                requests = [replace(request, privileged=getattr(request, name)) for request in shown]
+                right[name] = self.grade(self._roll_fitting(requests))[1].correct
+        found = Preview(len(chosen), right["privileged"], right["plain"], tuple(self.wrong))
+        self.wrong.clear()
+        return found
+
+    def requests(self, item: Item) -> Iterator[RolloutRequest]:
+        """The rollouts of an example, with the prompts of teacher and student."""
         lm, recipe = self.lm, self.recipe
         plain = plain_ids(lm, item.task, item.example, item.template)
         shown = plain
@@ -204,6 +284,7 @@ class Collector:
         requests: list[RolloutRequest],
         config: RolloutConfig | None = None,
         prompts: list[list[int]] | None = None,
+        on_done: Callable[[int], None] | None = None,
     ) -> list[Rollout]:
         """`prompts`: what the teacher sees, the privileged ones by default."""
         if not requests:
@@ -220,6 +301,7 @@ class Collector:
             self.student,
             self.engine,
             self.recipe.batch_size,
+            on_done,
         )
 
     def _verdicts(self, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]) -> list[Verdict | None]:
@@ -285,36 +367,79 @@ class Collector:
         return chosen
 
 
-Report = Callable[[int, ShardStats], None]
+@dataclass(frozen=True)
+class Preview:
+    """How a few questions went before a collection: right with the reference, right without, and wrong texts."""
+
+    asked: int
+    right: int
+    right_without: int
+    wrong: tuple[str, ...]
+
+    def describe(self) -> Iterator[str]:
+        """Lines to be read; more than one where something is wrong."""
+        yield (
+            f"a look at {self.asked} questions: {self.right} right with the reference, {self.right_without} without"
+        )
+        if self.right < self.right_without:
+            yield (
+                "WARNING: the reference makes the teacher worse. `tad collect RECIPE --show` prints its prompt; give the task "
+                "an instruction its model knows (tasks: options: {instruction: ...}), or set privileged: false"
+            )
+        elif 2 * self.right < self.asked:
+            yield "WARNING: fewer than half are right, and only right ones are kept (keep: correct)"
+        else:
+            return
+        yield from (f"  wrong: {text}" for text in self.wrong)
 
 
 def fill(
     store: TrajectoryStore,
     collector: Collector,
     shards: Sequence[int],
-    report: Report | None = None,
-    stopping: Callable[[], bool] = lambda: False,
+    listener: CollectListener | None = None,
 ) -> None:
-    """Generate, grade and write shards: the next one is generated while one is graded."""
+    """Generate, grade and write shards: the next one is generated while one is graded. A new store is begun with a look at
+    a few questions, and a call that kept fewer than half ends with a warning."""
+    told = listener or Nobody()
+    total, made = collector.count(shards), list[ShardStats]()
+    done = 0
+    if total > LONG and 0 in shards and (found := collector.preview()) is not None:
+        for line in found.describe():
+            told.say(line)
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        right, graded = (
+            sum(stats.correct for stats in made),
+            sum(stats.attempted - stats.ungraded for stats in made),
+        )
+        told.rollouts(CollectProgress(done, total, right, graded))
 
     def finish(shard: int, rollouts: Sequence[tuple[RolloutRequest, Rollout | None]]) -> None:
         rows, stats = collector.grade(rollouts)
         store.write(shard, rows, stats)
-        if report is not None:
-            report(shard, stats)
+        made.append(stats)
+        told.shard(shard, stats)
 
     with ThreadPoolExecutor(1) as grader:
         pending: Future[None] | None = None
         for shard in shards:
-            if stopping():
+            if told.stopping():
                 break
             with torch.inference_mode():
-                rollouts = collector.generate(shard)
+                rollouts = collector.generate(shard, advance)
             if pending is not None:
                 pending.result()
             pending = grader.submit(finish, shard, rollouts)
         if pending is not None:
             pending.result()
+    kept, attempted = (sum(getattr(stats, name) for stats in made) for name in ("kept", "attempted"))
+    if 2 * kept < attempted:
+        told.say(f"WARNING: {kept} of {attempted} rollouts were kept; the last wrong ones:")
+        for text in collector.wrong:
+            told.say(f"  wrong: {text}")
 
 
 def _mix(recipe: CollectRecipe) -> Iterator[Item]:

@@ -8,7 +8,7 @@ scheduler runs it. Token ids in, token ids out; no grading, no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -133,6 +133,7 @@ def roll_out(
     student: LM | None = None,
     engine: GraphEngine | EngineChoice | None = None,
     batch_size: int | None = None,
+    on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
     """Roll out rows. `privileged` are the teacher's prompts and `plain` the student's, one of each per row.
 
@@ -140,6 +141,7 @@ def roll_out(
     weights with an adapter) is called separately. `references` are the tokens for tokens='reference'. `engine`: see
     `tad.decoding.decode`; what needs the student's forward or none at all is run by the plain one. `batch_size` rows
     go side by side, all by default and at most `CPU_ROWS` on a CPU; a row's result does not depend on the others.
+    `on_done` is told how many rows just ended.
     """
     config = config or RolloutConfig()
     config.check(length)
@@ -174,7 +176,7 @@ def roll_out(
         slots=min(rows, len(requests)),
         scorer=None if student is None else student.model,
     )
-    found = scheduler.run(requests)
+    found = scheduler.run(requests, on_done)
     return [_rollout(found[row], asks_teacher) for row in range(len(plain))]
 
 

@@ -32,6 +32,7 @@ from tad.trajectories.partition import masked, state
 from tad.trajectories.store import Trajectory, TrajectoryStore
 
 WINDOW = "window.json"
+FEW = 32  # trajectories below which a window is a guess
 LEVELS = {"quality": 0.5, "speed": 0.2}
 
 
@@ -287,6 +288,10 @@ def explain_windows(report: WindowReport) -> list[str]:
                 f"{name} window {window.window}: confidence falls to {window.level} after {window.crossing:.1f} steps "
                 f"(95 %: {window.low:.1f} to {window.high:.1f})"
             )
+    if report.decay.trajectories < FEW:
+        lines.append(
+            f"WARNING: measured on {report.decay.trajectories} trajectories; with fewer than {FEW} the windows are a guess"
+        )
     sizes = [window.window for window in report.windows.values()]
     if len(set(sizes)) < len(sizes):
         lines.append("the windows are equal, so students that differ in them alone are the same student")

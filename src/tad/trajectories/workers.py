@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from tad.errors import TadError
 from tad.models import LM, load
 from tad.models.checkpoint import locate
-from tad.trajectories.collect import Collector, Report, fill
+from tad.trajectories.collect import CollectListener, Collector, fill
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
 
@@ -25,15 +24,14 @@ def collect_here(
     recipe: CollectRecipe,
     out: str | Path,
     lm: LM,
-    report: Report | None = None,
-    stopping: Callable[[], bool] = lambda: False,
+    listener: CollectListener | None = None,
 ) -> TrajectoryStore:
     """Collect in this process; under torchrun, this process's share of the shards."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     collector = Collector(lm, recipe, _student(recipe))
     store = TrajectoryStore.open_or_create(out, collector.meta())
     with store.writing(rank, world):
-        fill(store, collector, store.missing(rank, world), report, stopping)
+        fill(store, collector, store.missing(rank, world), listener)
     return store
 
 
@@ -70,7 +68,9 @@ class _RayShards:
         return {"shard": shards, "found": found}
 
 
-def collect_with_ray(recipe: CollectRecipe, out: str | Path, report: Report | None = None) -> TrajectoryStore:
+def collect_with_ray(
+    recipe: CollectRecipe, out: str | Path, listener: CollectListener | None = None
+) -> TrajectoryStore:
     """Collect with Ray Data on the cluster this process is connected to, one actor per GPU (or two on CPUs)."""
     try:
         import ray
@@ -99,6 +99,6 @@ def collect_with_ray(recipe: CollectRecipe, out: str | Path, report: Report | No
             found = json.loads(row["found"])
             stats = ShardStats(**found["stats"])
             store.write(int(row["shard"]), [Trajectory(**values) for values in found["rows"]], stats)
-            if report is not None:
-                report(int(row["shard"]), stats)
+            if listener is not None:
+                listener.shard(int(row["shard"]), stats)
     return store

@@ -25,6 +25,7 @@ from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
 from tad.evaluation.run import Identity, evaluate
 from tad.evaluation.study.listener import Listener, Silent, Stopped
+from tad.evaluation.study.own_data import warn_of_few
 from tad.evaluation.study.pool import ModelPool, fill_store, find_result, start_fields
 from tad.evaluation.study.recipe import RunRecipe, Values
 from tad.evaluation.sweep import FIRST, Setting
@@ -49,6 +50,7 @@ class Training:
     before: Training | None
 
 
+MANY_EPOCHS = 100
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
 
@@ -72,6 +74,8 @@ class Chain:
             raise TadError(f"stage '{unknown}' is not known; known: {', '.join(STAGES)}")
         if "evaluate" in stages:
             self.questions.check_graders()  # now, and not after hours of training
+            if (few := warn_of_few(len(self.questions.items))) is not None and not self.smoke:
+                self.listener.say(few)
         create_folder(self.out)
         with writing(self.out):
             self._check_window()
@@ -139,7 +143,7 @@ class Chain:
             who = "the privileged teacher" if one.before is None else f"'{one.before.name}'"
             with self.listener.stage(f"Collect: {who} on {tasks}, one token per step"):
                 teacher = self.pool.teacher(self._made(one.before))
-                store = fill_store(teacher, recipe, one.store, self.listener.shard, self.listener.stopping)
+                store = fill_store(teacher, recipe, one.store, self.listener)
                 if store is None:
                     raise Stopped
                 found = summarise(store)
@@ -176,6 +180,8 @@ class Chain:
                     _check_finished(out, recipe)
                     self.listener.say(f"trained before: {out}")
                     continue
+                if (warning := warn_of_epochs(recipe, [TrajectoryStore.open(one.store)])) is not None:
+                    self.listener.say(warning)
                 steps = recipe.learning.steps
                 outcome = self.pool.train(recipe, out, lambda step, n=steps: self.listener.step(step, n))  # type: ignore[misc]
                 if not outcome.finished:
@@ -288,6 +294,21 @@ def describe_training(recipe: DistillRecipe) -> str:
         f"{recipe.learning.steps} steps" if recipe.learning.steps else f"{recipe.learning.epochs:g} epochs"
     )
     return f"{recipe.objective.name}{f' ({settings})' if settings else ''}, {steps} of {recipe.batch.size} states"
+
+
+def warn_of_epochs(recipe: DistillRecipe, stores: Sequence[TrajectoryStore]) -> str | None:
+    """A line where training would see every state of the stores a hundred times or more."""
+    found = [stats for store in stores for _, stats in store.shards()]
+    kept, steps, attempted = (
+        sum(getattr(stats, name) for stats in found) for name in ("kept", "steps", "attempted")
+    )
+    epochs = recipe.count_epochs(kept, steps / max(1, attempted))
+    if epochs < MANY_EPOCHS:
+        return None
+    return (
+        f"WARNING: {recipe.learning.steps or epochs} steps of {recipe.batch.size} states are {epochs:.0f} epochs of {kept} "
+        "trajectories; collect more, or set fewer learning.steps"
+    )
 
 
 def describe_log(out: Path) -> str:

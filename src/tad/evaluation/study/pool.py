@@ -17,7 +17,7 @@ from tad.training.checkpoints import checkpoints
 from tad.training.distill import ADAPTER, MODEL, Outcome, distill
 from tad.training.recipe import DistillRecipe
 from tad.training.weights import detach
-from tad.trajectories.collect import Report
+from tad.trajectories.collect import CollectListener
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import TrajectoryStore
@@ -112,11 +112,10 @@ def fill_store(
     lm: LM,
     recipe: CollectRecipe,
     out: Path,
-    report: Report | None = None,
-    stopping: Callable[[], bool] = lambda: False,
+    listener: CollectListener | None = None,
 ) -> TrajectoryStore | None:
     """Collect what is missing; None where it was stopped before the end."""
-    store = collect_here(recipe, out, lm, report, stopping)
+    store = collect_here(recipe, out, lm, listener)
     if store.missing():
         return None
     if not any(stats.kept for _, stats in store.shards()):

@@ -175,7 +175,7 @@ class Study(StudyPlan):
             teacher = None if source.teacher is None else self.train(source.teacher)
             with self.listener.stage(f"store '{folder.name}'"):
                 lm = self.pool.teacher(teacher)
-                store = fill_store(lm, recipe, folder, self.listener.shard, self.listener.stopping)
+                store = fill_store(lm, recipe, folder, self.listener)
                 if store is None:
                     raise Stopped
                 write_json(folder / COST, describe_cost(store))
