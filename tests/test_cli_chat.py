@@ -6,7 +6,6 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 import tad
+from tad.canvas.text import printable
 from tad.cli import chat as cli
-from tad.cli.canvas import printable
 from tad.errors import TadError
+from tad.generation import Conversation
 from tad.models.lora import attach
-from tad.serving import Begun, Engine, Event
 from tiny_lm import write_checkpoint
 
 SHORT = ("--gen-length", "16", "--set", "block=8")
@@ -81,11 +80,8 @@ def lm(model: str) -> tad.LM:
 
 
 @pytest.fixture
-def talk(lm: tad.LM) -> Iterator[cli.Conversation]:
-    engine = Engine(lm, batch=1, queue=1)
-    engine.start()
-    yield cli.Conversation(lm, engine, "tad", {"block": 8}, 16)
-    engine.close()
+def talk(lm: tad.LM) -> Conversation:
+    return lm.chat("tad", 16, block=8)
 
 
 def say(lm: tad.LM, messages: list[dict[str, str]], **settings: Any) -> str:
@@ -117,18 +113,18 @@ def test_system_message_stands_before_every_turn(model: str, lm: tad.LM) -> None
     )
 
 
-def test_each_answer_of_a_warm_decoder_has_the_next_seed(talk: cli.Conversation) -> None:
-    talk.overrides["temperature"] = 1.5
-    _, first = talk.answer("hi")
+def test_each_answer_of_a_warm_decoder_has_the_next_seed(talk: Conversation) -> None:
+    talk.switch("tad", {"block": 8, "temperature": 1.5})
+    first = talk.ask("hi").text
     assert first == say(talk.lm, turns("hi"), temperature=1.5, seed=0)
     talk.messages.clear()
-    _, second = talk.answer("hi")
+    second = talk.ask("hi").text
     assert second == say(talk.lm, turns("hi"), temperature=1.5, seed=1)
     assert first != second
 
 
-def test_answer_has_the_tokens_and_forwards_of_decode(talk: cli.Conversation) -> None:
-    row, _ = talk.answer("hi")
+def test_answer_has_the_tokens_and_forwards_of_decode(talk: Conversation) -> None:
+    row = talk.ask("hi").decoded
     alone = tad.generate(talk.lm, "hi", gen_length=16, block=8).decoded
     assert (row.tokens, row.steps, row.forwards) == (alone.tokens, alone.steps, alone.forwards)
 
@@ -139,53 +135,50 @@ def test_new_forgets_and_retry_asks_the_last_question_again(model: str, lm: tad.
     assert pipe(model, "hi", "/new", "and?", "/retry").stdout == f"{first}\n{again}\n{again}\n"
 
 
-def test_oldest_turns_are_left_out_where_the_context_is_full(talk: cli.Conversation) -> None:
+def test_oldest_turns_are_left_out_where_the_context_is_full(talk: Conversation) -> None:
     talk.messages = turns("a" * 100, "b" * 80, "short", "answer")
     assert len(talk.lm.encode([*talk.messages, *turns("next?")])) + 16 > talk.lm.context
-    _, text = talk.answer("next?")
+    text = talk.ask("next?").text
     kept = turns("short", "answer", "next?")
     assert talk.messages == [*kept, {"role": "assistant", "content": text}]
     assert text == say(talk.lm, kept)
 
 
-def test_question_that_cannot_fit_is_refused_and_not_kept(talk: cli.Conversation) -> None:
+def test_question_that_cannot_fit_is_refused_and_not_kept(talk: Conversation) -> None:
     talk.messages = turns("one", "two")
-    with pytest.raises(TadError, match="--gen-length"):
-        talk.answer("x" * 300)
+    with pytest.raises(TadError, match="gen_length"):
+        talk.ask("x" * 300)
     assert talk.messages == turns("one", "two")
 
 
-def test_interrupted_answer_is_cancelled_and_the_conversation_goes_on(talk: cli.Conversation) -> None:
-    def interrupt(event: Event) -> None:
-        if not isinstance(event, Begun):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        talk.answer("hi", interrupt)
+def test_interrupted_answer_is_cancelled_and_the_conversation_goes_on(talk: Conversation) -> None:
+    said = talk.stream("hi")
+    next(said)
+    said.close()
     assert talk.messages == []
-    _, text = talk.answer("hello")
-    assert text == say(talk.lm, turns("hello"))
-    assert (talk.engine.counts.cancelled, talk.engine.counts.finished) == (1, 1)
+    with pytest.raises(TadError, match="closed"):
+        talk.keep(said)
+    assert talk.ask("hello").text == say(talk.lm, turns("hello"))
 
 
 # Commands
 
 
-def test_decoder_is_switched_with_its_own_parameters(talk: cli.Conversation) -> None:
+def test_decoder_is_switched_with_its_own_parameters(talk: Conversation) -> None:
     talk.gen_length = 32  # a block of that decoder; of the first one's parameters, block 8, nothing is left
-    assert talk.command("/decoder one-by-one") is None
+    assert cli.obey(talk, "/decoder one-by-one") is None
     alone = tad.generate(talk.lm, "hi", decoder="one-by-one", gen_length=32)
-    row, text = talk.answer("hi")
-    assert (text, row.forwards) == (alone.text, alone.forwards)
+    answer = talk.ask("hi")
+    assert (answer.text, answer.forwards) == (alone.text, alone.forwards)
 
 
-def test_threshold_changes_how_many_forwards_it_takes(talk: cli.Conversation) -> None:
-    talk.command("/threshold 0")
-    row, _ = talk.answer("hi")
+def test_threshold_changes_how_many_forwards_it_takes(talk: Conversation) -> None:
+    cli.obey(talk, "/threshold 0")
+    row = talk.ask("hi")
     assert row.forwards == tad.generate(talk.lm, "hi", gen_length=16, block=8, threshold=0.0).forwards
     talk.messages.clear()
-    talk.command("/threshold 9")
-    assert talk.answer("hi")[0].forwards < row.forwards
+    cli.obey(talk, "/threshold 9")
+    assert talk.ask("hi").forwards < row.forwards
 
 
 def test_adapter_is_switched_off_and_on(tmp_path: Path) -> None:
@@ -197,16 +190,11 @@ def test_adapter_is_switched_off_and_on(tmp_path: Path) -> None:
             weight.data.fill_(0.2)
     student = say(lm, turns("hi"))
     assert student != base
-    engine = Engine(lm, batch=1, queue=1)
-    engine.start()
-    try:
-        talk = cli.Conversation(lm, engine, "tad", {"block": 8}, 16)
-        assert talk.answer("hi")[1] == student
-        talk.command("/new")
-        talk.command("/adapter off")
-        assert talk.answer("hi")[1] == base
-    finally:
-        engine.close()
+    talk = lm.chat("tad", 16, block=8)
+    assert talk.ask("hi").text == student
+    cli.obey(talk, "/new")
+    cli.obey(talk, "/adapter off")
+    assert talk.ask("hi").text == base
 
 
 @pytest.mark.parametrize(
@@ -220,11 +208,9 @@ def test_adapter_is_switched_off_and_on(tmp_path: Path) -> None:
         ("/adapter on", "--adapter"),
     ],
 )
-def test_wrong_command_is_refused_and_changes_nothing(
-    talk: cli.Conversation, line: str, message: str
-) -> None:
+def test_wrong_command_is_refused_and_changes_nothing(talk: Conversation, line: str, message: str) -> None:
     with pytest.raises(TadError, match=re.escape(message)):
-        talk.command(line)
+        cli.obey(talk, line)
     assert (talk.name, talk.overrides, talk.adapter) == ("tad", {"block": 8}, True)
 
 
@@ -270,7 +256,7 @@ def test_terminal_says_what_was_left_out(monkeypatch: pytest.MonkeyPatch, model:
 def test_interrupt_at_a_terminal_keeps_the_conversation(
     monkeypatch: pytest.MonkeyPatch, model: str, lm: tad.LM
 ) -> None:
-    def interrupt(screen: object, event: Event) -> None:
+    def interrupt(screen: object, step: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_show", interrupt)

@@ -18,8 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import tad
+from tad.canvas.terminal import Canvas, LiveCanvas
+from tad.canvas.text import END, FILLER, FUTURE, MASK, printable, reveal_colour
 from tad.cli import decode as cli
-from tad.cli.canvas import END, FILLER, FUTURE, MASK, Canvas, LiveCanvas, printable, reveal_colour
 from tad.cli.decoders import MEANINGS, list_decoders, meaning
 from tad.cli.options import read_settings
 from tad.decoding import DECODERS, Decoded, Step, get_decoder

@@ -18,17 +18,30 @@ from typing import TYPE_CHECKING, Any
 from tad.errors import TadError
 
 if TYPE_CHECKING:
-    from tad.generation import Generation, generate
+    from tad.generation import Conversation, Generation, Stream, generate, stream
     from tad.models import LM, load
 
 __version__ = "0.1.0"
-__all__ = ["LM", "Generation", "TadError", "__version__", "generate", "load"]
+__all__ = [
+    "LM",
+    "Conversation",
+    "Generation",
+    "Stream",
+    "TadError",
+    "__version__",
+    "generate",
+    "load",
+    "stream",
+]
 
 _HOMES = {
     "LM": "tad.models",
     "load": "tad.models",
+    "Conversation": "tad.generation",
     "Generation": "tad.generation",
+    "Stream": "tad.generation",
     "generate": "tad.generation",
+    "stream": "tad.generation",
 }
 
 

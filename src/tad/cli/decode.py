@@ -109,7 +109,7 @@ def generate(
         if not terminal:
             typer.echo(job.spell_answer(row))
             continue
-        from tad.cli.canvas import printable
+        from tad.canvas.text import printable
 
         typer.echo(printable(job.spell_answer(row)))
         typer.secho(summary(row), dim=True)
@@ -242,7 +242,8 @@ class _Job:
     def show_live(self, encoded: list[int], svg: Path | None) -> None:
         from rich.console import Console
 
-        from tad.cli.canvas import Canvas, LiveCanvas, printable
+        from tad.canvas.terminal import Canvas, LiveCanvas
+        from tad.canvas.text import printable
         from tad.decoding import decode
 
         console = Console()
@@ -256,7 +257,7 @@ class _Job:
             self.draw(row, svg)
 
     def draw(self, row: Decoded, path: Path) -> None:
-        from tad.cli.canvas_svg import draw_svg
+        from tad.canvas.svg import draw_svg
         from tad.files import write_whole
 
         adapter = f" with {self.adapter}" if self.adapter else ""

@@ -134,7 +134,7 @@ def show_success(pool: ModelPool, students: dict[str, str]) -> None:
     coloured by the forward that revealed each token, and the forwards each took."""
     from rich.console import Console
 
-    from tad.cli.canvas import Canvas
+    from tad.canvas.terminal import Canvas
     from tad.generation import Generation, generate
     from tad.tasks import get_task
 

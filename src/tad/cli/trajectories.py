@@ -250,7 +250,7 @@ def _load_words(model: str) -> LM:
 def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool) -> None:
     from rich.console import Console
 
-    from tad.cli.canvas import Canvas, LiveCanvas
+    from tad.canvas.terminal import Canvas, LiveCanvas
     from tad.decoding import Step
 
     def spell(ids: list[int]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,10 +25,13 @@ from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_
 from tad.models.tokens import SpecialTokens, read_special_tokens
 from tad.models.transformer import MaskedDiffusionModel
 
+if TYPE_CHECKING:
+    from tad.generation import Conversation, Stream
+
 ATTENTION = ("sdpa", "flex_attention")
 
 
-@dataclass
+@dataclass(repr=False)
 class LM:
     """See the module. `adapter` names the attached PEFT adapter, if any; `peft` is PEFT's handle on it."""
 
@@ -121,6 +124,32 @@ class LM:
         """The model with its adapter switched off, for the time of a `with` block."""
         with self.peft.disable_adapter() if self.peft is not None else nullcontext():
             yield self.model
+
+    # Decoding is a later room: these lead to it for those who hold a model.
+
+    def generate(self, prompts: Any, *args: Any, **settings: Any) -> Any:
+        """`tad.generate` with this model."""
+        from tad.generation import generate
+
+        return generate(self, prompts, *args, **settings)
+
+    def stream(self, prompt: str | list[Message], *args: Any, **settings: Any) -> Stream:
+        """`tad.stream` with this model."""
+        from tad.generation import stream
+
+        return stream(self, prompt, *args, **settings)
+
+    def chat(self, *args: Any, **settings: Any) -> Conversation:
+        """A `tad.Conversation` with this model: `talk = lm.chat()`, then `talk.ask("...")`."""
+        from tad.generation import Conversation
+
+        return Conversation(self, *args, **settings)
+
+    def __repr__(self) -> str:
+        size = sum(weight.numel() for weight in self.model.parameters())
+        adapter = f", adapter {self.adapter}" if self.adapter else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"LM({self.source}, {self.family.name}, {size / 1e6:,.1f}M parameters, {dtype} on {self.device}{adapter})"
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:

@@ -7,6 +7,7 @@ the next one.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -400,11 +401,11 @@ def fill(
     listener: CollectListener | None = None,
 ) -> None:
     """Generate, grade and write shards: the next one is generated while one is graded. A new store is begun with a look at
-    a few questions, and a call that kept fewer than half ends with a warning."""
+    a few questions, and a call that kept fewer than half ends with a warning, and with that look where there was none."""
     told = listener or Nobody()
     total, made = collector.count(shards), list[ShardStats]()
-    done = 0
-    if total > LONG and 0 in shards and (found := collector.preview()) is not None:
+    done, looked = 0, total > LONG and 0 in shards
+    if looked and (found := collector.preview()) is not None:
         for line in found.describe():
             told.say(line)
 
@@ -440,6 +441,9 @@ def fill(
         told.say(f"WARNING: {kept} of {attempted} rollouts were kept; the last wrong ones:")
         for text in collector.wrong:
             told.say(f"  wrong: {text}")
+        if not looked and (found := collector.preview()) is not None:
+            for line in itertools.islice(found.describe(), 2):
+                told.say(line)
 
 
 def _mix(recipe: CollectRecipe) -> Iterator[Item]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
-from tad.cli.canvas import printable, reveal_colour
+from tad.canvas.text import printable, reveal_colour
 from tad.decoding import Decoded
 
 _ADVANCE, _LINE, _SIZE, _MARGIN = 8.43, 24, 14, 14  # of the monospace font, in pixels

@@ -6,9 +6,7 @@ ramp stretches with the number of forwards, so the last picture spans it whole.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,40 +14,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from tad.canvas.text import END, FILLER, FUTURE, MASK, Spell, printable, reveal_colour, spell_pieces
 from tad.decoding import Decoded, Step
 
-MASK, FUTURE, FILLER, END, ODD = "▒", "░", "·", "▪", "▯"  # FUTURE: a mask of a block that does not exist yet
 _DIM = Style(dim=True)
 _FRAMES_PER_SECOND = 15
-
-Spell = Callable[[list[int]], str]
-
-
-def reveal_colour(step: int, last: int) -> str:
-    """A hex colour for a reveal step between 1 and `last`: equal steps look equally far apart (Oklch)."""
-    t = (step - 1) / max(1, last - 1)
-    lightness, chroma, hue = 0.6 + 0.28 * t, 0.11, math.radians(300 - 200 * t)
-    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
-    # Oklab -> linear sRGB, with the published matrices.
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    linear = (
-        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
-    )
-    return "#" + "".join(f"{round(255 * _encode_gamma(value)):02x}" for value in linear)
-
-
-def _encode_gamma(value: float) -> float:
-    value = min(1.0, max(0.0, value))
-    return 12.92 * value if value <= 0.0031308 else 1.055 * value ** (1 / 2.4) - 0.055
-
-
-def printable(text: str) -> str:
-    """Text that moves no cursor: tabs become spaces, other control characters a box."""
-    return "".join(c if c.isprintable() or c == "\n" else ODD for c in text.expandtabs(4))
 
 
 class Canvas:
@@ -116,30 +85,19 @@ class Canvas:
         return first, end
 
     def _draw_block(self, block: int) -> Text:
-        text, colour_step = Text(overflow="fold"), 0
-        pending: list[int] = []
-        start = block * self.block
-
-        def flush() -> None:
-            if pending:
-                text.append(printable(self._spell(pending)), reveal_colour(colour_step, self.forward))
-                pending.clear()
-
-        for position in range(start, start + self.block):
-            token, step = self.tokens[position], self.steps[position]
+        text = Text(overflow="fold")
+        positions = range(block * self.block, (block + 1) * self.block)
+        mine = [self.tokens[position] for position in positions]
+        for position, token, piece in zip(
+            positions, mine, spell_pieces(mine, self._spell, self._ends), strict=True
+        ):
+            step = self.steps[position]
             if token is None:
-                flush()
                 text.append(MASK if block < self.created else FUTURE, _DIM)
             elif token in self._ends:
-                flush()
                 text.append(*((FILLER, _DIM) if step == 0 else (END, reveal_colour(step, self.forward))))
-            else:
-                pending.append(token)
-                colour_step = max(step, 1)
-                # A character may be spread over up to four byte tokens: they are shown once it is whole.
-                if len(pending) == 4 or not self._spell(pending).endswith("\N{REPLACEMENT CHARACTER}"):
-                    flush()
-        flush()
+            elif piece:
+                text.append(printable(piece), reveal_colour(max(step, 1), self.forward))
         return text
 
     def _status(self) -> Text:
