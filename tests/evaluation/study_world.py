@@ -95,7 +95,7 @@ def rounds_recipe(world: Path, **changes: Any) -> StudyRecipe:
             "distill": objective,
         },
         "blocks": {"like": "ltr", "decoder": "dparallel"},
-        "last": {"store": "teacher", "after": "ltr/round=2", "distill": objective, "seeds": [0]},
+        "last": {"like": "ltr", "title": "last", "store": "teacher", "after": "ltr/round=2", "seeds": [0]},
         "whole": {"store": "ltr", "rounds": 2, "distill": {**objective, "full": True}, "seeds": [0]},
     }
     tables = {"main": {"title": "Main", "methods": ["base", "ltr/*", "last", "blocks/round=3", "whole/*"]}}

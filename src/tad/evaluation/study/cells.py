@@ -109,6 +109,8 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:
         for one, values in layers:
             own = values if one == name else {k: v for k, v in values.items() if k not in _OWN}
             merged = lay_over(merged, own)
+        if merged.get("after"):
+            merged.pop("rounds", None)  # of the method it is like
         method = MethodSection.model_validate(merged)
         fields = [dotted.rpartition(".")[2] for dotted in method.vary]
         if len(set(fields)) < len(fields):
@@ -152,6 +154,10 @@ def _check(recipe: StudyRecipe, found: dict[str, ResolvedMethod]) -> None:
         if method.before is not None and (method.before not in found or found[method.before].store is None):
             raise TadError(
                 f"{recipe.name}: methods.{method.name}.after: '{method.before}' is not a method that is trained"
+            )
+        if method.before is not None and found[method.before].tuned_as != method.tuned_as:
+            raise TadError(
+                f"{recipe.name}: methods.{method.name}.after: '{method.before}' is tuned by other trials; be like it"
             )
         line, one = [method.name], method
         while one.before is not None:

@@ -216,7 +216,8 @@ class MethodSection(Recipe):
     split_prompts: bool = False
     """Whether every round has its own part of the prompts, so that all rounds together roll out as often as one."""
     after: str | None = None
-    """A method whose student this one starts from, as a next round does: it rolls out, is trained on and is the teacher."""
+    """A method whose student this one starts from, as a next round does: it rolls out, is trained on and is the teacher.
+    In place of `rounds`."""
     seeds: list[int] | None = None
     vary: dict[str, list[Any]] = Field(default_factory=dict)
     """Dotted field -> values: one method for each combination, named NAME/field=value,...; `title` may have {field}."""
