@@ -5,8 +5,8 @@
     python bench/collect.py --order left-to-right ...                     # ours in that order; the released way keeps its own
 
 The released way, written anew here: one row at a time, the whole canvas through the model and the head at every
-step, scores of every position, all steps to the end. Ours: batches, the head on the current block; then with the dual
-cache (approximate; agreement is printed); with a real model also with stopping at the end of the answer. Times are per
+step, scores of every position, all steps to the end. Ours: batches, the head on the current block; then with the prefix and
+the dual cache (approximate; agreement is printed); with a real model also with stopping at the end of the answer. Times are per
 row and step. Random weights never end a row, so stopping shows only with a real model.
 """
 
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def measure(
             len(batch),
             lambda: roll_out(lm, batch, batch, length, config, engine=engine),
         )
-    ways["dual cache"] = (len(wide), lambda: roll_out(lm, wide, wide, length, replace(config, cache="dual")))
+    for cache in ("prefix", "dual"):
+        cached = replace(config, cache=cache)
+        ways[f"{cache} cache"] = (len(wide), partial(roll_out, lm, wide, wide, length, cached))
     if options.model:  # per step of the released way: that is what stopping saves
         ways["exact, stops at the end"] = (len(batch), lambda: roll_out(lm, batch, batch, length, stop))
         ways["dual cache, stops at the end"] = (
@@ -134,7 +137,7 @@ def measure(
         }
         for name, (count, _) in ways.items()
     }
-    for name in ("exact, compiled", "dual cache"):
+    for name in ("exact, compiled", "prefix cache", "dual cache"):
         if name in rows:
             rows[name]["agreement"] = agreement(results["exact"], results[name][: len(batch)])
     base = rows["released way"]["ms_per_row_and_step"]
