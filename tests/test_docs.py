@@ -96,6 +96,20 @@ def test_python_runs(page: str) -> None:
         subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_map_of_the_code_names_what_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    paths = list((ROOT / "src" / "tad").rglob("*.py"))
+    defined = {path.stem for path in paths} | {path.parent.name for path in paths}
+    for path in paths:
+        defined |= set(re.findall(r"^(?:\s*(?:def|class) )?(\w+)", path.read_text(), re.MULTILINE))
+    assert not {name for name in re.findall(r"`(\w+)\.py`", page) if name not in defined}
+    for line in re.findall(
+        r"^\|[^|]+\|([^|]+)\|", page.split("## One question")[1].split("## Rooms")[0], re.MULTILINE
+    ):
+        for name in re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", line))):
+            assert name in defined, name
+
+
 def test_pages_named_in_the_source_exist() -> None:
     sources = [
         path for room in ("src", "tests", "bench") for path in (ROOT / room).rglob("*") if path.is_file()
