@@ -29,8 +29,8 @@ from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
 from tad.models import load
-from tad.models.checkpoint import BUNDLED
 from tad.models.lora import CONFIG, WEIGHTS
+from tad.models.source import BUNDLED
 from tad.tasks import Score, get_task
 from tad.training.record import RECORD, read_record
 from tad.training.trainer import LOG

@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from tad.decoding import plain, sampler
 from tad.decoding.engine import graph
 from tad.decoding.sampler import Samples
-from tad.models import LM, SpecialTokens
-from tad.models.shapes import SHAPES, build, family_of_config, shape_config
+from tad.models import LM, SpecialTokens, family_of
+from tad.models.shapes import SHAPES, build, shape_config
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:
@@ -111,7 +111,7 @@ def random_lm(shape: str, device: torch.device, tiny: bool = False, layers: int 
         setattr(config, "n_layers" if hasattr(config, "n_layers") else "num_hidden_layers", layers)
     model = build(config, device, torch.float32 if tiny else torch.bfloat16)
     tokens = SpecialTokens(mask=config.mask_token_id, eos=config.eos_token_id, pad=config.pad_token_id)
-    return LM(model, family_of_config(config), tokens, source=shape)
+    return LM(model, family_of(config.model_type), tokens, source=shape)
 
 
 def random_prompts(lm: LM, count: int, length: int, seed: int = 0) -> list[list[int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tad.models import DREAM, LLADA, DreamConfig, Family, LLaDAConfig
+from tad.models import DREAM, LLADA, Family
 from tad.models.shapes import build
 
 _BEGIN = {LLADA.name: "<|startoftext|>", DREAM.name: "<|beginoftext|>"}
@@ -28,17 +28,10 @@ def write_checkpoint(
 ) -> Path:
     """`scale` multiplies the head, so that the random model is sure of some tokens and not of others."""
     folder.mkdir(parents=True, exist_ok=True)
-    ids = {"mask_token_id": 258, "eos_token_id": 257, "pad_token_id": 257}
-    if family is LLADA:
-        config = LLaDAConfig(
-            d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, mlp_hidden_size=64, vocab_size=264,
-            embedding_size=264, max_sequence_length=CONTEXT, **ids,
-        )  # fmt: skip
-    else:
-        config = DreamConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=64, vocab_size=264, max_position_embeddings=CONTEXT, **ids,
-        )  # fmt: skip
+    config = family.config_class.from_sizes(
+        width=32, layers=2, heads=2, kv_heads=2 if family is LLADA else 1, mlp=64, vocab=264, context=CONTEXT,
+        mask_token_id=258, eos_token_id=257, pad_token_id=257,
+    )  # fmt: skip
     model = build(config, "cpu", torch.float32, seed=3)
     with torch.no_grad():
         for weight in model.parameters():

@@ -23,10 +23,10 @@ def test_row_is_the_same_alone_in_a_batch_and_in_another_order(
     call = {"decoder": name, "gen_length": length, **sampling}
     if name != "dream":
         call["block"] = 8
-    seeds = [11 * row for row in range(len(prompts))]
-    together = outcome(decode(lm, prompts, seed=seeds, **call))
-    backwards = outcome(decode(lm, prompts[::-1], seed=seeds[::-1], **call))[::-1]
-    alone = [outcome(decode(lm, [p], seed=[s], **call))[0] for p, s in zip(prompts, seeds, strict=True)]
+    some, seeds = prompts[2:6], [0, 11, 22, 33]
+    together = outcome(decode(lm, some, seed=seeds, **call))
+    backwards = outcome(decode(lm, some[::-1], seed=seeds[::-1], **call))[::-1]
+    alone = [outcome(decode(lm, [p], seed=[s], **call))[0] for p, s in zip(some, seeds, strict=True)]
     assert together == alone
     assert backwards == alone
 

@@ -14,7 +14,7 @@ from parity_models import tiny, tiny_prompts
 
 from tad.decoding import decode
 from tad.decoding.engine import GraphEngine, autotune, gemm, network, weights
-from tad.decoding.engine.add_norm import add_norm, project_add_norm, split_k_add_norm
+from tad.decoding.engine.add_norm import add_norm, split_k_add_norm
 from tad.decoding.engine.autotune import Timing, keep_best
 from tad.decoding.engine.gemm import (
     CONFIGS,
@@ -28,7 +28,7 @@ from tad.decoding.engine.gemm import (
 )
 from tad.decoding.engine.network import LayerOps
 from tad.decoding.engine.rope import apply_rope_and_write
-from tad.decoding.engine.weights import Projection, read_weights
+from tad.decoding.engine.weights import Projection
 from tad.errors import TadError
 from tad.models import LM
 from tad.models.quantize import Fp8Linear, quantize_fp8, to_fp8
@@ -91,13 +91,6 @@ def test_a_split_k_projection_with_add_norm_is_the_sum_and_its_norm(split: int, 
         torch.testing.assert_close(found[1].float(), normed, **close)
         assert found[0].dtype == dtype
         assert found[1].dtype == (dtype if last else gemm.input_dtype(dtype))
-
-
-def test_a_bias_keeps_a_projection_from_split_k_add_norm() -> None:
-    plain, biased = (small(8, 8, bias=bias)[0] for bias in (None, draw(8)))
-    assert autotune._operation("down", plain, 2, torch.bfloat16) is split_k_add_norm(2)
-    assert autotune._operation("down", biased, 2, torch.bfloat16) is project_add_norm
-    assert autotune._operation("gate_up", biased, 2, torch.bfloat16) is split_k_project(2, torch.bfloat16)
 
 
 def test_the_fake_operation_is_the_operation() -> None:
@@ -195,13 +188,6 @@ def test_compiled_partials_are_reduced_where_they_are_used_and_compile_once(
         assert [row.tokens for row in found] == [row.tokens for row in plain]
         made.append(counters["stats"]["unique_graphs"])
     assert made[2] == made[1]
-
-
-def test_split_k_gemms_leave_activations_as_they_are(small_lm: LM) -> None:
-    by = read_weights(small_lm.model)[0].down
-    x = draw(4, by.weight.shape[1])
-    found = split_k_project(2, torch.float32)(x, by)
-    torch.testing.assert_close(found, x @ widen(by).T, rtol=1e-5, atol=1e-5)
 
 
 def test_the_choice_of_kernels_is_checked_and_auto_is_the_library_without_cuda(small_lm: LM) -> None:

@@ -281,11 +281,6 @@ def test_graphs_and_forwards_beyond_the_limit_are_dropped(
     assert len(engine.graphs.graphs) <= 3
 
 
-def test_auto_is_the_plain_forward_without_cuda(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphEngine, "acquire", lambda *_: pytest.fail("the graph engine ran"))
-    decode(lm, prompts[:1], "tad", 16, block=8)
-
-
 def test_the_engine_of_a_model_is_found_again_until_its_weights_move(lm: LM) -> None:
     model = copy.deepcopy(lm.model)
     engine = engine_for(model)
@@ -313,11 +308,6 @@ def test_an_attached_adapter_must_be_merged_first() -> None:
     lm = copy.deepcopy(tiny("llada"))
     lm.attach(rank=2)
     assert "merge it first" in (why_not(lm.model, get_decoder("tad")) or "")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_empty_list_of_prompts_gives_an_empty_list(family: str) -> None:
-    assert decode(tiny(family), [], engine="graph") == []
 
 
 @pytest.mark.slow

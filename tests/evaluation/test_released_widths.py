@@ -13,9 +13,9 @@ import torch
 import tad
 from tad.config import parse_recipe
 from tad.evaluation.study import Chain, RunRecipe
-from tad.models.checkpoint import locate
 from tad.models.export import export
 from tad.models.family import FAMILIES
+from tad.models.source import locate
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import tiny_model
 from torch import Tensor
 
-from tad.models import AttentionMask, MaskedDiffusionModel
+from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel, block_index
 
 LENGTH, PAD = 16, 9
 examples = settings(max_examples=25, deadline=None)
@@ -79,21 +79,6 @@ def test_block_causal_logits_do_not_depend_on_later_blocks(family: str, seed: in
         assert near(model(ids, mask=rule).logits[:, first], model(ids[:, first]).logits)
 
 
-def test_one_block_is_full_attention() -> None:
-    model, ids = model_of("llada"), random_ids(0, 2, LENGTH)
-    rule = AttentionMask.block_causal(torch.zeros(2, LENGTH, dtype=torch.long))
-    with torch.no_grad():
-        assert near(model(ids, mask=rule).logits, model(ids).logits)
-
-
-def test_full_attention_sees_the_last_token_from_the_first() -> None:
-    model, ids = model_of("dream"), random_ids(0, 1, LENGTH)
-    changed = ids.clone()
-    changed[0, -1] += 1
-    with torch.no_grad():
-        assert not torch.allclose(model(ids).logits[:, 0], model(changed).logits[:, 0])
-
-
 def test_a_query_that_sees_nothing_spoils_nobody() -> None:
     """Padding in a block of its own, before all others, sees no key at all; the real positions must stay finite."""
     model, ids = model_of("llada"), random_ids(0, 1, LENGTH)
@@ -157,3 +142,27 @@ def test_mask_is_as_written_out_by_hand() -> None:
     assert rule.dense(slice(2, 4))[0, 0].int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
     assert rule.dense(torch.tensor([[3, 0]]))[0, 0].int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
     assert AttentionMask.full().dense() is None
+
+
+def test_a_schedule_may_be_block_causal_on_a_model_that_is_not() -> None:
+    model, positions = model_of("llada"), torch.arange(20)
+    assert model.attention_mask(positions) == AttentionMask.full()
+    mask = model.attention_mask(positions, prompt_len=6, layout=BlockLayout(8))
+    assert mask.blocks is not None
+    assert mask.blocks.tolist() == [[0] * 6 + [1] * 8 + [2] * 6]
+
+
+@given(st.integers(0, 12), st.integers(0, 9), st.integers(1, 9), st.integers(1, 30))
+def test_block_index_is_the_same_however_the_row_is_padded(
+    pad: int, prompt: int, size: int, length: int
+) -> None:
+    positions = torch.arange(pad + prompt + length) - pad
+    for grid in ("answer", "absolute"):
+        found = block_index(positions, prompt, size, grid)[pad:].tolist()
+        start = 0 if grid == "absolute" else prompt
+        wanted = [
+            0 if i < start else (i - start) // size + (grid == "answer") for i in range(prompt + length)
+        ]
+        assert found == wanted
+    columns = torch.arange(pad + prompt + length)
+    assert torch.equal(block_index(columns, pad + prompt, size), block_index(positions, prompt, size))

@@ -29,6 +29,8 @@ from tad.errors import TadError
 from tad.models import SpecialTokens
 from tad.models.checkpoint import Checkpoint
 from tad.models.export import export
+from tad.models.layers import SwiGLU
+from tad.models.lora import attach
 from tad.models.moe import MoE, choose_experts
 from tad.models.shapes import shape_config
 from tad.models.tokens import read_special_tokens
@@ -60,22 +62,54 @@ def test_a_routers_bias_keeps_the_dtype_it_was_stored_in(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", BLOCK_FAMILIES)
-def test_adapters_go_to_the_maps_every_token_meets(tmp_path: Path, name: str) -> None:
-    lm = tad.load(write_checkpoint(tmp_path / "source", name))
-    lm.attach(rank=2)
-    adapted = {path for path, module in lm.model.named_modules() if hasattr(module, "lora_A")}
-    assert adapted
+def test_adapters_and_fp8_go_to_the_maps_every_token_meets(name: str) -> None:
+    plain, adapted = tiny_model(name), tiny_model(name)
+    attach(adapted, rank=2)
     linear = {
-        path.removesuffix(".base_layer")
-        for path, module in lm.model.named_modules()
-        if isinstance(module, nn.Linear) and "lora" not in path and "layers" in path
+        path
+        for path, module in plain.layers().named_modules()
+        if isinstance(module, nn.Linear) and ".experts." not in path and not path.endswith("mlp.gate")
     }
-    assert linear - adapted == {path for path in linear if ".experts." in path or path.endswith("mlp.gate")}
+    assert linear
+    assert {path for path, module in adapted.layers().named_modules() if hasattr(module, "lora_A")} == linear
+    assert {f"{layer.index}.{path}" for layer, path in plain.projections()} == linear  # what fp8 asks for
 
 
-def test_the_engine_declines_block_diffusion_models() -> None:
+@pytest.mark.parametrize("name", BLOCK_FAMILIES)
+def test_earlier_blocks_do_not_depend_on_later_ones(name: str) -> None:
+    """With or without a cache, also in a row with left padding: a forward asks the model for its mask."""
+    model = tiny_model(name)
+    size = int(model.shape.blocks.size)
+    length, start = 3 * size, 2 * size
+    ids = torch.arange(length)[None] % 200 + 40
+    changed = ids.clone()
+    changed[:, start:] = 7
+    with torch.no_grad():
+        whole = model(ids).logits
+        assert torch.allclose(whole[:, :start], model(changed).logits[:, :start], atol=1e-4)
+        inside = model(ids[:, : length - 1]).logits[:, start]
+        assert not torch.allclose(whole[:, start], inside, atol=1e-3)  # inside a block all see all
+        cache = model.new_cache(1, length)
+        pieces = [
+            model(ids[:, at : at + size], cache=cache, cache_position=slice(at, at + size)).logits
+            for at in range(0, length, size)
+        ]
+        assert torch.allclose(torch.cat(pieces, 1), whole, atol=1e-4)
+        positions = torch.arange(length + 3)[None] - 3
+        mask = model.attention_mask(positions, 0, real=positions >= 0)
+        padded = torch.cat((torch.full((1, 3), 5), ids), 1)
+        found = model(padded, position_ids=positions.clamp(min=0), mask=mask).logits
+        assert torch.allclose(found[:, 3:], whole, atol=1e-4)
+
+
+def test_the_engine_declines_block_diffusion_models_and_layers_it_does_not_know() -> None:
+    decoder = get_decoder("one-by-one")
     for name in BLOCK_FAMILIES:
-        assert why_not(tiny_model(name), get_decoder("one-by-one")) is not None
+        assert why_not(tiny_model(name), decoder) is not None
+    model = tiny_model("dream")
+    assert why_not(model, decoder) is None
+    model.layers()[1].mlp_op = type("AnotherMLP", (SwiGLU,), {})()
+    assert why_not(model, decoder) is not None
 
 
 # Special tokens and chat

@@ -81,11 +81,6 @@ def test_special_ids_come_from_the_directory(tmp_path: Path, family: str) -> Non
     assert tokens.ends == (tokens.eos, tokens.eot)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_merges_are_applied(tmp_path: Path, family: str) -> None:
-    assert load(tmp_path, family).encode_text("hell") == [256, 257]
-
-
 def test_decode_leaves_out_special_tokens_unless_asked(tmp_path: Path) -> None:
     lm = load(tmp_path, "llada")
     ids = [*lm.encode_text("hi"), lm.tokens.eot, lm.tokens.eos, lm.tokens.mask]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import typer
-from tiny_checkpoints import edit_json, write_checkpoint
+from tiny_checkpoints import write_checkpoint
 from typer.testing import CliRunner
 
 import tad
@@ -28,12 +26,6 @@ def run(app: typer.Typer, *words: object) -> str:
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def tad_command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tad", *map(str, words)], capture_output=True, text=True, check=False
-    )
 
 
 def test_info_of_a_shape(app: typer.Typer) -> None:
@@ -78,39 +70,3 @@ def test_export_writes_a_checkpoint(app: typer.Typer, tmp_path: Path) -> None:
 
 def test_version(app: typer.Typer) -> None:
     assert run(app, "--version").strip() == f"tad {tad.__version__}"
-
-
-def test_bad_input_is_one_line_on_stderr_and_exit_code_two(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model", "llada")
-    edit_json(folder / "config.json", model_type="gpt2")
-    for words in (("info", folder), ("export", folder, "--out", tmp_path / "out")):
-        answer = tad_command(*words)
-        assert answer.returncode == 2
-        assert answer.stdout == ""
-        assert answer.stderr.startswith("error: ")
-        assert "model_type 'gpt2' is not supported" in answer.stderr
-        assert answer.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['tad', '--help']\n"
-        "from tad.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print('torch' in sys.modules, 'transformers' in sys.modules)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip().endswith("False False")
-    assert "info" in answer.stdout
-
-
-def test_importing_the_library_registers_the_families_without_the_recipes_dependencies() -> None:
-    code = (
-        "import sys; sys.modules['pydantic'] = sys.modules['typer'] = None  # as if not installed\n"
-        "import tad\n"
-        "from transformers import AutoConfig\n"
-        "print(AutoConfig.for_model('llada').d_model, AutoConfig.for_model('Dream').hidden_size)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == ["4096", "3584"]

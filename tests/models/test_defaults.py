@@ -13,8 +13,8 @@ import tad
 from tad.cli import app
 from tad.errors import TadError
 from tad.models import DecodingDefaults, find_defaults
-from tad.models.checkpoint import bundled_adapters, bundled_models
 from tad.models.export import export
+from tad.models.source import bundled_adapters, bundled_models
 from tad.serving.settings import Settings
 from tad.serving.validation import RequestValidator
 from tiny_lm import write_checkpoint

@@ -40,63 +40,23 @@ def base_vocabulary() -> dict[str, int]:
 FIRST_SPECIAL = 256 + len(MERGES)
 
 
-def llada_config(**changes: Any) -> LLaDAConfig:
-    values = {
-        "d_model": 64,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 4,
-        "mlp_hidden_size": 96,
-        "vocab_size": ROWS,
-        "embedding_size": ROWS,
-        "max_sequence_length": 256,
-        "mask_token_id": FIRST_SPECIAL + LLADA_SPECIAL.index("<|mdm_mask|>"),
-        "eos_token_id": FIRST_SPECIAL + LLADA_SPECIAL.index("<|endoftext|>"),
-        "pad_token_id": FIRST_SPECIAL + LLADA_SPECIAL.index("<|endoftext|>"),
-    }
-    return LLaDAConfig(**{**values, **changes})
+def _ids(special: list[str], mask: str) -> dict[str, int]:
+    mask_id, end = (FIRST_SPECIAL + special.index(text) for text in (mask, "<|endoftext|>"))
+    return {"mask_token_id": mask_id, "eos_token_id": end, "pad_token_id": end}
 
 
-def dream_config(**changes: Any) -> DreamConfig:
-    end = FIRST_SPECIAL + DREAM_SPECIAL.index("<|endoftext|>")
-    values = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "vocab_size": ROWS,
-        "max_position_embeddings": 256,
-        "mask_token_id": FIRST_SPECIAL + DREAM_SPECIAL.index("<|mask|>"),
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "bos_token_id": end,  # as released: not the tokenizer's begin token
-    }
-    return DreamConfig(**{**values, **changes})
-
-
-def moe_config(**changes: Any) -> SDARMoeConfig:
-    values = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 48,
-        "moe_intermediate_size": 24,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "vocab_size": ROWS,
-        "max_position_embeddings": 256,
-        "block_size": 4,
-        "mask_token_id": 313,
-        "eos_token_id": 305,
-        "pad_token_id": 305,
-    }
-    return SDARMoeConfig(**{**values, **changes})
-
-
-CONFIGS = {"llada": llada_config, "dream": dream_config, "sdar_moe": moe_config}
+SIZES = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 96, "vocab": ROWS, "context": 256}
+_DREAM_IDS = _ids(DREAM_SPECIAL, "<|mask|>")
+CONFIGS: dict[str, tuple[Any, dict[str, int]]] = {  # class, and what differs from SIZES
+    "llada": (LLaDAConfig, {"kv_heads": 4, **_ids(LLADA_SPECIAL, "<|mdm_mask|>")}),
+    # as released, BOS is not the tokenizer's begin token
+    "dream": (DreamConfig, {**_DREAM_IDS, "bos_token_id": _DREAM_IDS["eos_token_id"]}),
+    "sdar_moe": (
+        SDARMoeConfig,
+        {"width": 32, "head_dim": 16, "mlp": 48, "moe_intermediate_size": 24, "num_experts": 6,
+         "num_experts_per_tok": 2, "block_size": 4, "mask_token_id": 313, "eos_token_id": 305, "pad_token_id": 305},
+    ),
+}  # fmt: skip
 # Folders of the parity set, and what their small vocabularies cannot take from the families' defaults.
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 RELEASED: dict[str, dict[str, Any]] = {
@@ -115,7 +75,11 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> MaskedDiffusionMod
         declared = json.loads((folder / "config.json").read_text())["model_type"]
         model_class = family_of(declared).model_class
         return model_class.from_pretrained(folder, dtype="float32", attn_implementation="sdpa").eval()
-    model = build(CONFIGS[family](**changes), "cpu", torch.float32, seed)
+    config_class, values = CONFIGS[family]
+    config = config_class.from_sizes(**{**SIZES, **values})
+    for field, value in changes.items():
+        setattr(config, field, value)
+    model = build(config, "cpu", torch.float32, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for weight in model.parameters():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tad.models import DREAM, LLADA, DreamConfig, LLaDAConfig, MaskedDiffusionModel
+from tad.models import DREAM, LLADA, MaskedDiffusionModel
 from tad.models.lora import attach
 from tad.models.shapes import build
 from tad.training.objectives import LossModule, LossOutput, Objective, View, get_objective
@@ -19,17 +19,10 @@ FAMILIES = {"llada": LLADA, "dream": DREAM}
 
 def tiny_model(family: str = "llada", seed: int = 0, **changes: Any) -> MaskedDiffusionModel:
     """Random weights in fp32, large enough for opinions."""
-    ids = {"mask_token_id": MASK, "eos_token_id": EOS, "pad_token_id": EOS}
-    if family == "llada":
-        config: Any = LLaDAConfig(
-            d_model=16, n_layers=2, n_heads=2, n_kv_heads=2, mlp_hidden_size=24, vocab_size=VOCAB,
-            embedding_size=VOCAB, max_sequence_length=64, **{**ids, **changes},
-        )  # fmt: skip
-    else:
-        config = DreamConfig(
-            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=24, vocab_size=VOCAB, max_position_embeddings=64, **{**ids, **changes},
-        )  # fmt: skip
+    config = FAMILIES[family].config_class.from_sizes(
+        width=16, layers=2, heads=2, kv_heads=2 if family == "llada" else 1, mlp=24, vocab=VOCAB, context=64,
+        mask_token_id=MASK, eos_token_id=EOS, pad_token_id=EOS, **changes,
+    )  # fmt: skip
     model = build(config, "cpu", torch.float32, seed)
     with torch.no_grad():
         for weight in model.parameters():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,13 @@ def recipe(root: Path, **changes: Any) -> DistillRecipe:
     if values.get("full"):
         values.pop("adapter")
     return DistillRecipe.model_validate(values)
+
+
+def stopped(run: Path, out: Path, *steps: int) -> Path:
+    """A run as it was killed after these steps."""
+    for step in steps:
+        shutil.copytree(run / f"checkpoint-{step}", out / f"checkpoint-{step}")
+    return out
 
 
 def read_log(run: Path, key: str = "loss") -> list[dict[str, Any]]:

@@ -332,7 +332,7 @@ def test_a_prompt_that_does_not_fit_is_counted_and_left_out(world: Path, tmp_pat
     assert next(store.shards())[1].reasons == {"the prompt does not fit the context": 1}
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_and_interrupted_runs_end_in_the_same_store(world: Path, tmp_path: Path, rounds: int) -> None:
     whole = run(world, tmp_path / "whole", shard_size=1)
     recipe = tmp_path / "recipe.yaml"

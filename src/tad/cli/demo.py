@@ -90,8 +90,8 @@ def choose_threads(lm: LM) -> None:
 
 def find_students(family: str) -> dict[str, str]:
     """The bundled adapters of a family: name -> directory."""
-    from tad.models.checkpoint import BUNDLED
     from tad.models.lora import CONFIG
+    from tad.models.source import BUNDLED
 
     folders = {name: BUNDLED / name for name in (f"nano-{family}-quality", f"nano-{family}-speed")}
     return {name: str(folder) for name, folder in folders.items() if (folder / CONFIG).is_file()}

@@ -63,21 +63,25 @@ def info(
 
 def format_info(facts: ModelInfo) -> str:
     """The facts as aligned lines."""
-    tokens, cost, adapter = facts.tokens, facts.cost, facts.adapter
+    tokens, cost, adapter, shape = facts.tokens, facts.cost, facts.adapter, facts.shape
+    sizes = f"{shape.layers} x width {shape.width}, {shape.heads} heads ({shape.kv_heads} key heads), MLP {shape.mlp}"
+    if (some := shape.experts) is not None:
+        sizes += (
+            f", experts {some.num_experts_per_tok} of {some.num_experts}, width {some.moe_intermediate_size}"
+        )
     named = {"mask": tokens.mask, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
     lines = {
         "model": facts.source,
         "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),
         "parameters": f"{facts.parameters:,}",
-        "layers": f"{facts.layers} x width {facts.width}, {facts.heads} heads ({facts.kv_heads} key heads), MLP {facts.mlp}"
-        + ("" if facts.experts is None else f", experts {facts.experts}"),
-        "attention": "full" if facts.block is None else f"block-causal, blocks of {facts.block}",
-        "vocabulary": f"{facts.vocabulary:,} rows{', head tied' if facts.tied else ''}",
+        "layers": sizes,
+        "attention": "full" if shape.blocks is None else f"block-causal, blocks of {shape.blocks.size}",
+        "vocabulary": f"{shape.vocab:,} rows{', head tied' if shape.tied else ''}",
         "tokenizer": facts.tokenizer or "none (token ids only)",
         "special tokens": ", ".join(
             f"{name} {'-' if number is None else number}" for name, number in named.items()
         ),
-        "context": f"{facts.context:,}",
+        "context": f"{shape.context:,}",
         "dtype": facts.dtype,
         "LoRA targets": ", ".join(facts.lora_targets),
         "adapter": "none"

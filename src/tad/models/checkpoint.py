@@ -1,34 +1,38 @@
-"""A checkpoint directory: where it is, whether it is whole, and what it says about itself.
+"""A checkpoint directory: whether it is whole, and what it says about itself.
 
 Everything here reads JSON files and safetensors headers, never the weights, so that a bad directory is refused in a
-second and in one line. A directory may be a stranger's: files must be plain and of a sensible size, numbers are bounded and
-held to the headers before a network is built, and of config.json only the family's own fields reach a library. Loading the
-weights is `tad.models.lm`'s business.
+second and in one line. A directory may be a stranger's: numbers are bounded and held to the headers before a network is
+built, and of config.json only the family's own fields reach a library. Loading the weights is `tad.models.lm`'s business.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from tad.errors import TadError
 from tad.models.family import Family, family_of
+from tad.models.stored import (
+    HEADER_DTYPES,
+    Stored,
+    check_files,
+    first_line,
+    parse_dtype,
+    read_header,
+    read_json,
+)
 from tad.models.transformer import MaskedDiffusionModel
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-TEXT_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
-_LARGEST_TEXT = 64 * 2**20  # bytes of a JSON, vocabulary or template file; released ones have at most half
 # Fields of config.json that libraries act on, besides those of transformers' own config class. They stay in the file.
 _DROPPED = {
     "attn_implementation",
@@ -39,125 +43,6 @@ _DROPPED = {
     "device_map",
 }
 _KEPT = {"architectures", "rope_parameters", "dtype", "torch_dtype"}
-_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
-HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor as a safetensors header describes it."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-
-BUNDLED = Path(__file__).parents[1] / "bundled"
-
-
-def bundled_models() -> list[str]:
-    """The small models that come with this package."""
-    return sorted(path.name for path in BUNDLED.glob("*") if (path / "config.json").is_file())
-
-
-def bundled_adapters() -> list[str]:
-    """The students of those models that come with this package."""
-    return sorted(path.name for path in BUNDLED.glob("*") if (path / "adapter_config.json").is_file())
-
-
-def locate(source: str | Path, revision: str | None = None, weights: bool = True, code: bool = False) -> Path:
-    """The directory of a checkpoint or an adapter: as given, bundled with this package, or downloaded from the Hugging Face hub.
-
-    Pickled weights are never fetched. `code` also fetches the repository's Python files, which an export copies and
-    nothing here runs.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise TadError(f"{source}: is a file; give the directory that holds config.json")
-    name = str(source)
-    bundled = [*bundled_models(), *bundled_adapters()]
-    if name in bundled:
-        return BUNDLED / name
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise TadError(f"{source}: no such directory (bundled: {', '.join(bundled)})")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = [*TEXT_FILES, *(["*.safetensors"] if weights else []), *(["*.py"] if code else [])]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except LocalEntryNotFoundError:
-        raise TadError(f"{source}: no such directory, and the Hugging Face hub cannot be reached") from None
-    except HFValidationError:
-        raise TadError(f"{source}: no such directory, and not a hub id of the form owner/name") from None
-    except HfHubHTTPError as error:
-        at = f" at revision '{revision}'" if revision else ""
-        raise TadError(
-            f"{source}{at}: no such directory, and the hub answered: {_first_line(error)}"
-        ) from None
-
-
-def check_files(folder: Path) -> None:
-    """Refuse a directory with pipes, devices or texts too large to read; libraries would wait or fill the memory."""
-    for path in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
-        if path.exists() and not path.is_dir():
-            check_file(path)
-
-
-def check_file(path: Path) -> None:
-    """Refuse what is not a plain file (links to one are), and texts too large to read."""
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):
-        raise TadError(f"{path}: is not a plain file")
-    if any(path.match(pattern) for pattern in TEXT_FILES) and about.st_size > _LARGEST_TEXT:
-        raise TadError(f"{path}: has {about.st_size} bytes, more than {_LARGEST_TEXT}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that must be there."""
-    try:
-        check_file(path)
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TadError(f"{path}: missing") from None
-    except (ValueError, RecursionError) as error:
-        raise TadError(f"{path}: is not valid JSON ({_first_line(error)})") from None
-    if not isinstance(value, dict):
-        raise TadError(f"{path}: should hold a JSON object, holds a {type(value).__name__}")
-    return value
-
-
-def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, whose header the library has held to the file's length."""
-    check_file(path)
-    try:
-        with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            found = {
-                name: Stored(path, str(part.get_dtype()), tuple(part.get_shape()))
-                for name, part in slices.items()
-            }
-    except (SafetensorError, OSError, ValueError) as error:
-        raise TadError(
-            f"{path}: is truncated or no safetensors file ({_first_line(error)}); copy or download it again"
-        ) from None
-    for name, tensor in found.items():
-        if tensor.dtype not in HEADER_DTYPES:
-            raise TadError(
-                f"{path}: {name} is stored as {tensor.dtype}; only BF16, F16 and F32 are supported"
-            )
-    return found
-
-
-def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A floating dtype by name (bf16, fp16, fp32, or torch's own names) or as it is."""
-    name = str(dtype).removeprefix("torch.").lower()
-    name = _SHORT.get(name, name)
-    if name not in _SHORT.values():
-        raise TadError(f"dtype '{dtype}' is not supported; use bfloat16, float16 or float32")
-    return cast(torch.dtype, getattr(torch, name))
 
 
 def _own_fields(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
@@ -202,7 +87,7 @@ class Checkpoint:
         except TadError as error:
             raise TadError(f"{folder}/{error}") from None
         except (TypeError, ValueError, AttributeError) as error:
-            raise TadError(f"{path}: {_first_line(error)}") from None
+            raise TadError(f"{path}: {first_line(error)}") from None
         return cls(folder, values, family, config)
 
     def optional(self, name: str) -> dict[str, Any]:
@@ -312,7 +197,3 @@ class Checkpoint:
         for stored in self.tensors.values():
             sizes[stored.dtype] += math.prod(stored.shape)
         return HEADER_DTYPES[sizes.most_common(1)[0][0]]
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.models.checkpoint import Checkpoint, locate, read_json
+from tad.models.checkpoint import Checkpoint
+from tad.models.source import locate
+from tad.models.stored import read_json
 
 FILE, KEY = "generation_config.json", "tad"
 

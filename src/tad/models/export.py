@@ -20,13 +20,14 @@ import torch
 from safetensors import SafetensorError
 
 from tad.errors import TadError
-from tad.models.checkpoint import HEADER_DTYPES, Checkpoint, locate, parse_dtype
+from tad.models.checkpoint import Checkpoint
 from tad.models.defaults import write_defaults
 from tad.models.lm import load
+from tad.models.source import locate
+from tad.models.stored import HEADER_DTYPES, parse_dtype
 
-# What travels with the weights: tokenizer and generation files, and the Python files that auto_map names.
-COMPANIONS = ("*.json", "*.txt", "*.jinja", "*.model", "*.py", "LICENSE*")
-NOT_COMPANIONS = (
+_COMPANIONS = ("*.json", "*.txt", "*.jinja", "*.model", "*.py", "LICENSE*")
+_NOT_COMPANIONS = (
     "config.json",
     "model.safetensors.index.json",
     "pytorch_model.bin.index.json",
@@ -58,7 +59,7 @@ def export(
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     with _directory(target, size, overwrite) as fresh:
         model.save_pretrained(fresh, max_shard_size=max_shard_size)
-        _copy_companions(folder, fresh)
+        copy_companions(folder, fresh)
         if adapter is not None:
             write_defaults(fresh, **asdict(lm.defaults))
         (fresh / "config.json").write_text(_config_text(checkpoint, model.dtype), encoding="utf-8")
@@ -106,10 +107,11 @@ def _replace(target: Path, fresh: Path, overwrite: bool) -> None:
     shutil.rmtree(old)
 
 
-def _copy_companions(source: Path, target: Path) -> None:
-    for pattern in COMPANIONS:
+def copy_companions(source: Path, target: Path) -> None:
+    """What travels with the weights: tokenizer and generation files, and the Python files that auto_map names."""
+    for pattern in _COMPANIONS:
         for file in source.glob(pattern):
-            if file.is_file() and file.name not in NOT_COMPANIONS:
+            if file.is_file() and file.name not in _NOT_COMPANIONS:
                 shutil.copyfile(file, target / file.name)
 
 

@@ -10,9 +10,11 @@ import torch
 
 from tad.errors import TadError
 from tad.models import lora
-from tad.models.checkpoint import Checkpoint, locate
-from tad.models.family import Family
-from tad.models.shapes import Cost, build, family_of_config, forward_cost, shape_config
+from tad.models.checkpoint import Checkpoint
+from tad.models.family import Family, family_of
+from tad.models.shape import Shape
+from tad.models.shapes import Cost, build, forward_cost, shape_config
+from tad.models.source import locate
 from tad.models.tokenizer import load_tokenizer
 from tad.models.tokens import SpecialTokens, read_special_tokens
 from tad.models.transformer import MaskedDiffusionModel
@@ -37,16 +39,7 @@ class ModelInfo:
     source: str
     family: str
     parameters: int
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    experts: str | None  # "8 of 256, width 512" where layers have them
-    block: int | None  # positions per block where attention is block-causal
-    vocabulary: int
-    context: int
-    tied: bool
+    shape: Shape
     dtype: str
     shifted: bool
     tokens: SpecialTokens
@@ -93,10 +86,8 @@ def describe_shape(name: str, length: int | None = None) -> ModelInfo:
     """Facts of a named shape, in bf16; no weights exist."""
     config = shape_config(name)
     tokens = SpecialTokens(config.mask_token_id, config.eos_token_id, config.pad_token_id)
-    model = build(config, "meta")
-    return _describe(
-        f"{name} (shape only)", family_of_config(config), model, torch.bfloat16, tokens, None, None, length
-    )
+    family, model = family_of(config.model_type), build(config, "meta")
+    return _describe(f"{name} (shape only)", family, model, torch.bfloat16, tokens, None, None, length)
 
 
 def _describe(
@@ -109,7 +100,7 @@ def _describe(
     adapter: str | Path | None,
     length: int | None,
 ) -> ModelInfo:
-    shape, experts = model.shape, model.shape.experts
+    shape = model.shape
     if length is None:
         length = min(LENGTH, shape.context)
     if not 1 <= length <= shape.context:
@@ -122,18 +113,7 @@ def _describe(
         source=source,
         family=family.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        layers=shape.layers,
-        width=shape.width,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        mlp=shape.mlp,
-        experts=None
-        if experts is None
-        else f"{experts.num_experts_per_tok} of {experts.num_experts}, width {experts.moe_intermediate_size}",
-        block=None if shape.blocks is None else int(shape.blocks.size),
-        vocabulary=shape.vocab,
-        context=shape.context,
-        tied=shape.tied,
+        shape=shape,
         dtype=str(dtype).removeprefix("torch."),
         shifted=bool(family.logit_shift),
         tokens=tokens,

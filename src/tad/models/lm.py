@@ -17,10 +17,12 @@ import torch
 
 from tad.errors import TadError
 from tad.models import lora
-from tad.models.checkpoint import Checkpoint, locate, parse_dtype
+from tad.models.checkpoint import Checkpoint
 from tad.models.defaults import DecodingDefaults, read_defaults
 from tad.models.family import Family
 from tad.models.quantize import quantize_fp8
+from tad.models.source import locate
+from tad.models.stored import parse_dtype
 from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_tokenizer
 from tad.models.tokens import SpecialTokens, read_special_tokens
 from tad.models.transformer import MaskedDiffusionModel

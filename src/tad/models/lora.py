@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.models.checkpoint import Stored, check_files, locate, read_header, read_json
 from tad.models.family import FAMILIES, Family
+from tad.models.source import locate
+from tad.models.stored import Stored, check_files, read_header, read_json
 from tad.models.transformer import MaskedDiffusionModel
 
 CONFIG = "adapter_config.json"

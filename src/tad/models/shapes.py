@@ -13,7 +13,7 @@ import torch
 
 from tad.errors import TadError
 from tad.models.dream import DreamConfig
-from tad.models.family import FAMILIES, Family
+from tad.models.family import family_of
 from tad.models.fast_dllm_v2 import FastDLLMConfig
 from tad.models.llada import LLaDAConfig
 from tad.models.llada2 import LLaDA2MoeConfig
@@ -58,11 +58,6 @@ def shape_config(name: str) -> Any:
     return config_class(**values)
 
 
-def family_of_config(config: Any) -> Family:
-    """The family a configuration belongs to."""
-    return FAMILIES[config.model_type]
-
-
 def build(
     config: Any,
     device: str | torch.device = "meta",
@@ -71,7 +66,7 @@ def build(
 ) -> MaskedDiffusionModel:
     """A model of this shape with random weights, made on the device itself: no copy passes through host memory."""
     with torch.device("meta"):
-        model = family_of_config(config).model_class(config)
+        model = family_of(config.model_type).model_class(config)
     model = model.to(dtype)
     if torch.device(device).type == "meta":
         return model.eval()

@@ -24,6 +24,8 @@ from tad.models.layers import Attention, Layer, Names, RMSNorm, SwiGLU, place, r
 from tad.models.moe import MoE
 from tad.models.shape import Shape
 
+_OF_PEFT = {"labels", "output_attentions", "output_hidden_states", "return_dict"}
+
 
 @dataclass
 class DiffusionOutput(ModelOutput):
@@ -79,7 +81,7 @@ class MaskedDiffusionModel(PreTrainedModel):
         cache_position: Tensor | slice | None = None,  # [batch, length] or a slice: the fed positions
         logits_at: Tensor | None = None,  # [batch, m] or [m]: indices into the fed positions
         head: bool = True,
-        **unused: Any,
+        **of_peft: Any,  # what PEFT's wrapper for causal language models adds; it says nothing here
     ) -> DiffusionOutput:
         """One forward.
 
@@ -89,6 +91,8 @@ class MaskedDiffusionModel(PreTrainedModel):
         are wanted: the head, and of the last layer all but keys and values, run there only. `head=False` leaves the
         head out. Positions default to `cache_position` with a cache and to 0, 1, ... without.
         """
+        if not of_peft.keys() <= _OF_PEFT:
+            raise TypeError(f"forward() takes no {', '.join(sorted(of_peft.keys() - _OF_PEFT))}")
         x = self.embedding()(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x.shape[:2]
         if position_ids is None:

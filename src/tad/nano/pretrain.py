@@ -19,7 +19,7 @@ from transformers import TrainerCallback, set_seed
 
 from tad.errors import TadError
 from tad.models import Family, MaskedDiffusionModel, family_named
-from tad.models.checkpoint import read_json
+from tad.models.stored import read_json
 from tad.nano.optimizer import MuonAdam, RatePlan
 from tad.nano.recipe import PretrainRecipe
 from tad.nano.stream import StreamSpec, TokenStream

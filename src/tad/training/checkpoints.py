@@ -17,7 +17,7 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.files import create_folder, full_disk, hash_file, write_json, writing
-from tad.models.checkpoint import read_json
+from tad.models.stored import read_json
 
 POSITION = "position.json"
 """Where in the data and under which recipe a checkpoint was made."""

@@ -21,9 +21,10 @@ from tad.decoding import DECODERS
 from tad.errors import TadError
 from tad.files import hash_file
 from tad.models import LM, load
-from tad.models.checkpoint import locate, read_json
 from tad.models.defaults import write_defaults
 from tad.models.lora import WEIGHTS, Factors
+from tad.models.source import locate
+from tad.models.stored import read_json
 from tad.training.batches import MicroBatches, RangeSampler, Split
 from tad.training.checkpoints import POSITION, check_position, open_run, replacing
 from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base

@@ -7,7 +7,6 @@ precision that was trained, so that a resumed run goes on bit for bit.
 from __future__ import annotations
 
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tad.errors import TadError
 from tad.models import LM
 from tad.models.checkpoint import SINGLE, Checkpoint
-from tad.models.export import COMPANIONS, NOT_COMPANIONS
+from tad.models.export import copy_companions
 from tad.models.lora import WEIGHTS, Factors, stack_factors
 from tad.training.objectives.module import plain_model
 
@@ -57,10 +56,7 @@ def save_model(state: dict[str, Tensor], folder: Path, source: Path) -> None:
     model = checkpoint.family.model_class(checkpoint.config).to(checkpoint.dtype)
     model.load_state_dict(state)
     model.save_pretrained(folder)
-    for pattern in COMPANIONS:
-        for file in source.glob(pattern):
-            if file.name not in NOT_COMPANIONS:
-                shutil.copyfile(file, folder / file.name)
+    copy_companions(source, folder)
 
 
 def save_stacked(state: dict[str, Tensor], folder: Path, adapter: Any, start: Factors) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.models import LM, load
-from tad.models.checkpoint import locate
+from tad.models.source import locate
 from tad.trajectories.collect import CollectListener, Collector, fill
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore

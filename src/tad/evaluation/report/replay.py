@@ -23,7 +23,8 @@ from tad.evaluation.run import questions_of
 from tad.evaluation.sweep import FIRST
 from tad.evaluation.tables import describe_setting, rank_rows
 from tad.models import LM
-from tad.models.checkpoint import Checkpoint, bundled_models, locate
+from tad.models.checkpoint import Checkpoint
+from tad.models.source import bundled_models, locate
 from tad.models.tokenizer import load_tokenizer
 from tad.models.tokens import read_special_tokens
 from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed

@@ -24,7 +24,7 @@ from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalTask
 from tad.evaluation.study.recipe import NEVER, MethodSection, StudyRecipe, Values, lay_over, set_field
 from tad.evaluation.sweep import Setting
-from tad.models.checkpoint import parse_dtype
+from tad.models.stored import parse_dtype
 from tad.training.recipe import DistillRecipe
 
 _OWN = ("title", "vary", "seeds", "absent")  # what a method does not take over from the one it is like

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tad.errors import TadError
 from tad.models import LM, load, lora
-from tad.models.checkpoint import Checkpoint, locate
+from tad.models.checkpoint import Checkpoint
+from tad.models.source import locate
 from tad.training.checkpoints import checkpoints
 from tad.training.distill import ADAPTER, MODEL, Outcome, distill
 from tad.training.recipe import DistillRecipe
