@@ -6,10 +6,9 @@ is not drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 
-from tad.canvas.text import printable, reveal_colour
+from tad.canvas.text import END, Spell, printable, reveal_colour, spell_pieces
 from tad.decoding import Decoded
 
 _ADVANCE, _LINE, _SIZE, _MARGIN = 8.43, 24, 14, 14  # of the monospace font, in pixels
@@ -17,16 +16,15 @@ _TICK, _REST = 0.15, 3.0  # seconds per forward, and with the whole text before 
 _STYLE = f"text{{font:{_SIZE}px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre;dominant-baseline:central}}"
 
 
-def draw_svg(
-    row: Decoded, spell: Callable[[list[int]], str], title: str, columns: int = 88, seconds: float = 15.0
-) -> str:
+def draw_svg(row: Decoded, spell: Spell, title: str, columns: int = 88, seconds: float = 15.0) -> str:
     """The picture of a decoded row; it starts again after `seconds`, or later where there are many forwards."""
     period = max(seconds, row.forwards * _TICK + _REST)
     names: dict[int, str] = {}  # by reveal step: the style of its tokens
     shapes: list[str] = []
     column = line = 0
-    for token, step in zip(row.content, row.steps, strict=False):
-        text = printable("■" if token in row.ends else spell([token]))
+    pieces = spell_pieces(row.content, spell, row.ends)
+    for token, step, piece in zip(row.content, row.steps, pieces, strict=False):
+        text = printable(END if token in row.ends else piece)
         if column and column + len(text) > columns:
             column, line = 0, line + 1
         names[step] = reveal_colour(max(step, 1), row.forwards)
@@ -35,7 +33,9 @@ def draw_svg(
         shapes.append(
             f'<rect class="m{step}" x="{x:.1f}" y="{y - 8}" width="{width - 2:.1f}" height="16" rx="3"/>'
         )
-        shapes.append(f'<text class="t{step}" x="{x:.1f}" y="{y}">{escape(text.strip(chr(10)))}</text>')
+        shown = text.strip("\n")
+        fit = f' textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs"' if shown else ""
+        shapes.append(f'<text class="t{step}" x="{x:.1f}" y="{y}"{fit}>{escape(shown)}</text>')
         column, line = (0, line + text.count("\n")) if "\n" in text else (column + len(text), line)
     rules = [_STYLE]
     for step, colour in sorted(names.items()):
