@@ -2,6 +2,7 @@
 
     python bench/decode.py --out runs/decode                          # LLaDA-8B shape, random bf16 weights, on CUDA
     python bench/decode.py --shape dream-7b --only exact,step,cached --out runs/decode-dream
+    python bench/decode.py --shape sdar-8b --out runs/decode-sdar     # block diffusion; also fast-dllm-v2-7b
     python bench/decode.py --tiny --out /tmp/decode                   # the same code on a toy shape, on any machine
 
 Weights are random, so predictions are made sure at a chosen rate (`machine.AssumedTpf`); the work is the same. Every token
@@ -14,7 +15,6 @@ takes longer.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import logging
 import os
@@ -39,6 +39,7 @@ from machine import (
     describe_machine,
     free_memory,
     measure_copy_rate,
+    measure_kernels,
     measure_product_rate,
     random_lm,
     random_prompts,
@@ -49,12 +50,12 @@ from tad.decoding.cache_policy import ActiveCache
 from tad.decoding.decoders import Decoder
 from tad.decoding.engine import autotune, why_not
 from tad.decoding.engine.graph import GraphForward, GraphSizes
-from tad.decoding.engine.network import _attend, _attend_few
+from tad.decoding.engine.network import _attend, _attend_spans
 from tad.decoding.state import DecodeSpec, DecodeState, RowFacts
 from tad.decoding.step import plan
 from tad.models import LM
-from tad.models.quantize import quantize_fp8, to_fp8
-from tad.models.shapes import SHAPES, forward_cost
+from tad.models.quantize import quantize_fp8
+from tad.models.shapes import SHAPES, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
 TPF = 8.5
@@ -160,31 +161,30 @@ class Bench:
             "spread": (max(seconds) - min(seconds)) / middle,
         }
 
-    def spec(self, decoder: Decoder) -> DecodeSpec:
-        lm, shift = self.lm, self.lm.family.logit_shift
-        vocab = lm.model.shape.vocab
-        prepared = decoder.prepared(self.length, shift)
-        return DecodeSpec(prepared, lm.tokens, shift, vocab, self.prompt, self.length)
-
     @torch.inference_mode()
     def stage(self, engine: GraphEngine, count: int, new: int) -> Staged:
         """Rows of which all but the last `new` positions are decoded and frozen, about to be stepped.
 
-        The decoder reveals one token per forward here, so that the step can be repeated without coming to its end.
+        The decoder reveals one token per forward here, so that the step can be repeated without coming to its end. Where
+        blocks are the model's own, `new` positions are one block behind all the others.
         """
-        block = min(32, new)
+        block, length = min(32, new), self.length
         quiet = self.decoder("tad-cached", threshold=0.0, keep_best=False, refresh=10_000, block=block)
-        forward = engine.acquire(self.spec(quiet), count)
+        if self.lm.model.shape.blocks is not None:
+            block, length = new, length + new
+            quiet = self.decoder("sdar", rule="confidence", threshold=2.0, block=block)
+        prepared = quiet.prepared(length, self.lm.family.logit_shift)
+        forward = engine.acquire(DecodeSpec.of(self.lm, prepared, self.prompt, length), count)
         forward.close()  # nobody else asks meanwhile
         for tensor in (*forward.pool.keys, *forward.pool.values):
             tensor.normal_()
-        spec, done = forward.spec, self.length - new
-        requests = [Request(0, prompt, self.length, spec.decoder) for prompt in self.prompts(count)]
+        spec, done = forward.spec, length - new
+        requests = [Request(0, prompt, length, spec.decoder) for prompt in self.prompts(count)]
         fresh = DecodeState.of_rows(spec, requests, self.device)
         decoded = self.prompts(count, done, seed=1)
         fresh.generated[:, :done] = torch.tensor(decoded, device=self.device)
         table = fresh.table
-        table.created.fill_(table.blocks)
+        table.created.fill_(length // block)
         table.forwards.fill_(100)
         table.cached.fill_(done // block)
         table.finished_at[:, : done // block] = 1
@@ -257,6 +257,9 @@ class Bench:
 
     def new_positions(self) -> tuple[int, ...]:
         return (8, 16) if self.options.tiny else (32, 64)
+
+    def row_counts(self) -> tuple[int, ...]:
+        return (1, 3) if self.options.tiny else (1, 8, 32)
 
 
 class Staged:
@@ -332,8 +335,8 @@ def measure_parts(bench: Bench) -> Row:
     def attend() -> None:
         for number in range(model.layers):
             keys, values = forward.kv.layer(number)
-            if network.attends_few:
-                _attend_few(query, keys, values, kv_len, bench.dtype)
+            if packed.every.spans is not None:
+                _attend_spans(query, keys, values, packed.every.spans, shape.window, kv_len + 1, bench.dtype)
             else:
                 _attend(query, keys, values, packed.every, shape.window, 1, kv_len, model)
 
@@ -364,7 +367,7 @@ def measure_parts(bench: Bench) -> Row:
         why_not(bench.lm.model, bench.decoder("tad"))
         engine.fits(bench.lm.model)
     found["call of decode on the host"] = 1e3 * (time.perf_counter() - began) / 5
-    return {"ms_by_part": found, "kernels": profile(bench, staged.run)}
+    return {"ms_by_part": found, "kernels": measure_kernels(staged.run, bench.device, steps=1)[:25]}
 
 
 def time_launch(bench: Bench, call: Callable[[], Any]) -> float:
@@ -377,27 +380,6 @@ def time_launch(bench: Bench, call: Callable[[], Any]) -> float:
         times.append(1e3 * (time.perf_counter() - began))
     synchronise(bench.device)
     return statistics.median(times)
-
-
-def profile(bench: Bench, call: Callable[[], Any]) -> list[Row]:
-    """Kernels of one call, the longest first."""
-    if not bench.cuda:
-        return []
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as trace
-
-    with trace(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        call()
-        torch.cuda.synchronize()
-    kernels = [event for event in seen.key_averages() if event.self_device_time_total > 0]
-    kernels.sort(key=lambda event: -event.self_device_time_total)
-    rows = [{"kernel": one.key[:90], "count": one.count, "us": one.self_device_time_total} for one in kernels]
-    total = {
-        "kernel": "all",
-        "count": sum(one["count"] for one in rows),
-        "us": sum(one["us"] for one in rows),
-    }
-    return [total, *rows[:25]]
 
 
 def measure_batch(bench: Bench, count: int) -> Row:
@@ -429,7 +411,7 @@ def measure_fp8(bench: Bench) -> Row:
     return {**worst, "by_new_positions": steps, "decode": whole, "bytes_of_bf16": share}
 
 
-def measure_kernels(bench: Bench) -> Row:
+def measure_own_kernels(bench: Bench) -> Row:
     """The cached step as it is, and without each thing of our own; bf16 and fp8 weights."""
     found: Row = {}
     small = bench.quantized()[0]
@@ -449,70 +431,12 @@ def measure_kernels(bench: Bench) -> Row:
     return {"ms_by_way": found}
 
 
-@torch.inference_mode()
-def measure_gemm(bench: Bench) -> Row:
-    """Each projection with fp8 weights by itself, some layers' weights in turn: the library, and the best split-K config."""
-    found: Row = {}
-    layers = bench.quantized()[1].network.layers
-    for kind in autotune.KINDS:
-        some = [getattr(layer, kind) for layer in layers]
-        timings = autotune.tune(some, bench.dtype) if bench.cuda else []
-        for rows in bench.new_positions():
-            weight = some[0].weight
-            found[f"{kind} x{rows} floor"] = 1e3 * weight.nbytes / bench.copy_rate
-            found[f"{kind} x{rows} library"] = attempt(partial(time_library, bench, some, rows))
-            here = [timing for timing in timings if timing.rows == rows and timing.ms is not None]
-            if here:
-                best = min(here, key=lambda timing: autotune.cost(timing, weight))
-                found[f"{kind} x{rows} split-K {tuple(best.config)}"] = best.ms
-    return {"ms_by_way": found}
-
-
-def time_library(bench: Bench, some: list[Any], rows: int) -> float:
-    """Milliseconds of the library's GEMM with rows that are fp8 already; elsewhere than on a GPU of the widened one."""
-    some = some[:8]
-    x = bench.noise(rows, some[0].weight.shape[1])
-    codes, row_scale = to_fp8(x)
-
-    def run() -> None:
-        for by in some:
-            scales = {"scale_a": row_scale, "scale_b": by.scale[None]}
-            torch._scaled_mm(codes, by.weight.t(), **scales, out_dtype=torch.bfloat16)
-
-    if bench.cuda:
-        return autotune.time_replays(run) / len(some)
-    return bench.timed(lambda: F.linear(x, some[0].weight.to(x.dtype)), 1)
-
-
 def attempt(measure: Callable[[], float]) -> float | str:
     """A number, or the words of what went wrong: one way costs no other."""
     try:
         return measure()
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
-
-def measure_tokens(bench: Bench) -> Row:
-    """How often tokens of whole decodes differ: CUDA graphs, the plain forward, fp8 and fp32 weights.
-
-    Random weights predict nearly flat, so rounding changes many tokens; only the first forward is compared alike.
-    """
-    lm, engine = bench.quantized()
-    wide = copy.deepcopy(bench.lm)
-    wide.model.float()
-    prompts, found = bench.prompts(2), {}
-    decoder = bench.decoder("fast-dllm", block=None, threshold=0.0)  # everything at once, by one forward
-    ways = {
-        "plain": decode(bench.lm, prompts, decoder, bench.length, engine="plain"),
-        "fp32": decode(wide, prompts, decoder, bench.length, engine="plain"),
-        "graph": decode(bench.lm, prompts, decoder, bench.length, engine=bench.engine),
-        "fp8": decode(lm, prompts, decoder, bench.length, engine=engine),
-    }
-    tokens = {name: [token for row in rows for token in row.tokens] for name, rows in ways.items()}
-    for one, other in (("graph", "plain"), ("graph", "fp32"), ("plain", "fp32"), ("fp8", "graph")):
-        pairs = zip(tokens[one], tokens[other], strict=True)
-        found[f"{one}, {other}"] = statistics.mean(a != b for a, b in pairs)
-    return {"differing": found}
 
 
 def measure_others(bench: Bench) -> Row:
@@ -603,6 +527,30 @@ def time_first_call(options: argparse.Namespace, device: torch.device) -> Row:
         }
 
 
+def measure_block_step(bench: Bench) -> Row:
+    """One block against the stored ones, of one row and of several."""
+    new = bench.new_positions()[0]
+    found = {str(count): bench.time_step(count, new) for count in bench.row_counts()}
+    return {**found["1"], "by_rows": found}
+
+
+def measure_block_decode(bench: Bench, **settings: Any) -> Row:
+    """Whole decodes by the family's own decoder, of one row and of several, and by the plain forward."""
+    decoder = bench.decoder(bench.lm.family.name, **settings)
+    rows = {str(count): bench.time_decode(count, decoder, TPF) for count in bench.row_counts()}
+    plain = bench.time_decode(1, decoder, TPF, engine="plain")
+    one = rows["1"]
+    over = {count: row["tokens_per_s"] / one["tokens_per_s"] for count, row in rows.items()}
+    return {**one, "plain_ms": plain["ms_per_forward"], "tokens_over_one_row": over, "by_rows": rows}
+
+
+# For models whose blocks are their own. SDAR's are of 4 as released, Fast-dLLM v2's of 32 in sub-blocks of 8.
+BLOCK_ROWS: dict[str, Callable[[Bench], Row]] = {
+    "block-step": measure_block_step,
+    "block-32": partial(measure_block_decode, block=32),
+    "as-released": measure_block_decode,
+    "sub-block-cache": partial(measure_block_decode, block=32, sub_block=8, cache="sub-block"),
+}
 # What matters most comes first: a run may be cut short.
 ROWS: dict[str, Callable[[Bench], Row]] = {
     "exact": measure_exact,
@@ -612,12 +560,10 @@ ROWS: dict[str, Callable[[Bench], Row]] = {
     "batch-8": partial(measure_batch, count=8),
     "batch-32": partial(measure_batch, count=32),
     "fp8": measure_fp8,
-    "tokens": measure_tokens,
     "others": measure_others,
     "memory": measure_memory,
     "lengths": measure_lengths,
-    "kernels": measure_kernels,
-    "gemm": measure_gemm,
+    "kernels": measure_own_kernels,
     "first-call": measure_first_call,
 }
 
@@ -628,7 +574,11 @@ def main() -> int:
     parser.add_argument(
         "--tiny", action="store_true", help="a toy shape in fp32, on the CPU if there is no GPU"
     )
-    parser.add_argument("--only", default="", help=f"of {','.join(ROWS)}")
+    parser.add_argument(
+        "--only",
+        default="",
+        help=f"of {','.join(ROWS)}; of {','.join(BLOCK_ROWS)} for block-diffusion shapes",
+    )
     parser.add_argument("--skip", default="", help="rows to leave out")
     parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after this")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of a whole decode")
@@ -636,6 +586,9 @@ def main() -> int:
         "--engine-options", default="", help=f"of {', '.join(FLAGS)}: for the engine of all rows"
     )
     parser.add_argument("--out", type=Path, help="the folder for decode.json and decode.md")
+    parser.add_argument(
+        "--layers", type=int, help="fewer layers than the shape has: to try a row, or to compile ahead"
+    )
     parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
@@ -644,22 +597,24 @@ def main() -> int:
     if not options.tiny and device.type != "cuda":
         print("no CUDA device here; --tiny runs on the CPU", file=sys.stderr)
         return 2
-    wanted = [name for name in options.only.split(",") if name] or list(ROWS)
+    rows = ROWS if shape_config(options.shape).shape.blocks is None else BLOCK_ROWS
+    wanted = [name for name in options.only.split(",") if name] or list(rows)
     skipped = [name for name in options.skip.split(",") if name]
-    unknown = {*wanted, *skipped} - set(ROWS)
+    unknown = {*wanted, *skipped} - set(rows)
     if unknown:
-        print(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}", file=sys.stderr)
+        print(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}", file=sys.stderr)
         return 2
     if options.first_call:
         print(json.dumps(time_first_call(options, device)))
         return 0
     with ASSUMED_TPF.at(device, TPF):
-        return run(options, device, [name for name in ROWS if name in wanted and name not in skipped])
+        some = {name: row for name, row in rows.items() if name in wanted and name not in skipped}
+        return run(options, device, some)
 
 
-def run(options: argparse.Namespace, device: torch.device, names: list[str]) -> int:
+def run(options: argparse.Namespace, device: torch.device, rows: dict[str, Callable[[Bench], Row]]) -> int:
     began = time.perf_counter()
-    bench = Bench(device, options)
+    bench = Bench(device, options, options.layers)
     results: Row = {
         "machine": describe_machine(device),
         "shape": bench.label,
@@ -668,13 +623,13 @@ def run(options: argparse.Namespace, device: torch.device, names: list[str]) -> 
         "opening_s": time.perf_counter() - began,
         "rows": {},
     }
-    for name in names:
+    for name, measure in rows.items():
         start = time.perf_counter()
         if start - began > 60 * options.minutes:
             found: Row = {"error": "not begun: out of time"}
         else:
             try:
-                found = ROWS[name](bench)
+                found = measure(bench)
             except Exception as error:
                 traceback.print_exc()
                 words = str(error).splitlines()[0] if str(error) else ""
@@ -690,7 +645,7 @@ def run(options: argparse.Namespace, device: torch.device, names: list[str]) -> 
     return 0
 
 
-GOALS_FOR = "llada-8b"
+GOALS_FOR = ("llada-8b", "fast-dllm-v2-7b", "sdar-8b")
 # What each row shows: measure, where its number is, the goal, and whether more is better.
 GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("exact decode, 1 row, ms per forward", "exact", "ms_per_forward", 11.0, False),
@@ -728,6 +683,25 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("32 rows, part of the floor, cached step", "batch-32", "step/of_floor", 0.5, True),
     ("FP8 cached step, 1 row, {small} new positions, ms", "fp8", "by_new_positions/{small}/ms", 3.5, False),
     ("FP8 cached step, 1 row, {large} new positions, ms", "fp8", "by_new_positions/{large}/ms", 3.5, False),
+    ("one block of {small}, 1 row, ms", "block-step", "by_rows/1/ms", 4.9, False),
+    ("one block of {small}, part of the floor", "block-step", "of_floor", None, True),
+    *(
+        (f"{rows} rows, blocks of {{small}}, a step, ms", "block-step", f"by_rows/{rows}/ms", None, False)
+        for rows in (8, 32)
+    ),
+    *(
+        (f"{row}: {words}", row, path, goal, more)
+        for row in ("block-32", "as-released", "sub-block-cache")
+        for words, path, goal, more in (
+            ("forwards/s, 1 row", "forwards_per_s", 190.0, True),
+            ("the plain forward, ms per forward", "plain_ms", None, False),
+            ("tokens computed per forward", "computed_per_forward", None, False),
+            ("tokens/s, 1 row", "tokens_per_s", None, True),
+            ("TPF reached", "tpf_reached", None, True),
+            ("8 rows, tokens/s over 1 row", "tokens_over_one_row/8", 4.0, True),
+            ("32 rows, tokens/s over 1 row", "tokens_over_one_row/32", 12.0, True),
+        )
+    ),
     ("memory beside weights and buffers, 1 row, GB", "memory", "overhead_gb", 1.5, False),
     ("growth over 180 generations, GB", "memory", "growth_gb", 0.01, False),
     ("graphs for 50 prompt lengths", "lengths", "graphs", None, False),
@@ -743,7 +717,7 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
 
 
 def as_markdown(results: Row) -> str:
-    """The goals and what came out; then parts, tokens and ways as they were found."""
+    """The goals and what came out; then parts and ways as they were found."""
     rows, tiny = results["rows"], "tiny" in results["shape"]
     words = {"small": 8 if tiny else 32, "large": 16 if tiny else 64, "tpf": TPF}
     machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
@@ -762,17 +736,19 @@ def as_markdown(results: Row) -> str:
         value: Any = found
         for part in path.format(**words).split("/"):
             value = value.get(part) if isinstance(value, dict) else None
+        if value is None and "error" not in found:
+            continue
         if value is None:
-            value = found.get("error", "")
+            value = found["error"]
         cells = [measure.format(**words), f"{value:.4g}" if isinstance(value, (int, float)) else str(value)]
-        if goal is None or results["shape"] != GOALS_FOR:
+        if goal is None or results["shape"] not in GOALS_FOR:
             cells += ["", ""]
         else:
             met = isinstance(value, (int, float)) and (value >= goal if more else value <= goal)
             cells += [f"{'>=' if more else '<='} {goal:g}", "yes" if met else "no"]
         lines.append("| " + " | ".join(cells) + " |")
     for name, found in rows.items():
-        for title in ("ms_by_part", "ms_by_way", "differing"):
+        for title in ("ms_by_part", "ms_by_way"):
             if title in found:
                 parts = ", ".join(f"{key} {_cell(value)}" for key, value in found[title].items())
                 lines += ["", f"{name}, {title.replace('_', ' ')}: {parts}"]

@@ -74,10 +74,10 @@ def test_no_row_is_begun_when_the_time_is_over(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_staged_step_computes_what_it_says_and_can_be_repeated(
-    bench: bench_decode.Bench, count: int
-) -> None:
-    with torch.inference_mode():
+@pytest.mark.parametrize("shape", ["llada-8b", "dream-7b", "fast-dllm-v2-7b", "sdar-8b"])
+def test_a_staged_step_computes_what_it_says_and_can_be_repeated(shape: str, count: int) -> None:
+    with machine.ASSUMED_TPF.at(CPU, bench_decode.TPF), torch.inference_mode():
+        bench = bench_decode.Bench(CPU, Namespace(tiny=True, shape=shape, engine_options="", repeats=1))
         staged = bench.stage(bench.engine, count, 16)
         staged.reset()
         for _ in range(12):  # more than are timed without starting anew
@@ -98,6 +98,18 @@ def test_the_serving_engine_is_measured_without_http(capsys: pytest.CaptureFixtu
     assert all(row["rows/forward"] > row["requests"] / 2 for row in rows)
     assert all(row["forwards/s"] > 0 for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+@pytest.mark.parametrize("shape", ["fast-dllm-v2-7b", "sdar-8b"])
+def test_block_diffusion_shapes_have_rows_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    rows, table = run(tmp_path, monkeypatch, "--shape", shape, "--layers", "1")
+    assert list(rows) == list(bench_decode.BLOCK_ROWS)
+    assert {name: row["error"] for name, row in rows.items() if "error" in row} == {}
+    fed = {name: row["computed_per_forward"] for name, row in rows.items() if name != "block-step"}
+    assert max(fed.values()) < 40  # of 96: the current block, and the prompt once
+    assert "block-32: forwards/s, 1 row" in table
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tad.decoding import Decoded, GraphEngine, Request, Scheduler, Step, decode, decoders_for, get_decoder
 from tad.decoding.engine import engine_for, graph, network, why_not
+from tad.decoding.engine.layout import Spans
 from tad.decoding.scheduler import Batch
 from tad.errors import TadError
 from tad.models import LM
@@ -49,6 +50,55 @@ def test_every_named_decoder_gives_the_tokens_of_the_plain_forward(
     plain = decode(lm, some, name, gen_length=64, engine="plain")
     for slots in (1, 3):
         assert_same(decode(lm, some, name, 64, batch_size=slots, engine=kept_engine(lm)), plain)
+
+
+BLOCK_DIFFUSION = pytest.mark.parametrize("folder", ["fastdllm_v2", "sdar"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decoder": "fast-dllm-v2", "block": 32},
+        {"decoder": "fast-dllm-v2", "block": 32, "cache": "sub-block", "threshold": 0.7},
+        {"decoder": "sdar", "temperature": 0.7},
+        {"decoder": "sdar", "threshold": None, "steps": 2, "stop": "off"},
+        {"decoder": "sdar", "threshold": None, "leftmost": True, "stop": "end"},
+        {"decoder": "sdar", "rule": "entropy-bound", "cache": "none"},
+        {"decoder": "llada2"},
+        {"decoder": "llada2.1", "threshold": 0.5, "edit_threshold": 0.3},
+        {"decoder": "tad"},
+        {"decoder": "tad-cached"},
+        {"decoder": "d2f"},
+    ],
+    ids=lambda settings: ",".join(str(value) for value in settings.values()),
+)
+@BLOCK_DIFFUSION
+def test_block_diffusion_models_decode_as_by_the_plain_forward(folder: str, settings: dict[str, Any]) -> None:
+    """Prompts of several lengths modulo the block; decoders of the family, of the others, and of the house."""
+    lm, some, seeds = tiny(folder), tiny_prompts(folder)[:4], [3, 1, 4, 1]
+    plain = decode(lm, some, gen_length=64, seed=seeds, engine="plain", **settings)
+    for slots in (1, 3):
+        found = decode(
+            lm, some, gen_length=64, seed=seeds, batch_size=slots, engine=kept_engine(lm), **settings
+        )
+        assert_same(found, plain)
+
+
+@BLOCK_DIFFUSION
+def test_rows_of_other_lengths_share_a_batch_of_blocks(folder: str) -> None:
+    lm, prompts = tiny(folder), tiny_prompts(folder)[:4]
+    decoder = get_decoder("sdar", lm.family.name).prepared(16, lm.family.logit_shift)
+    requests = [Request(row, prompt, 10 + 13 * row, decoder) for row, prompt in enumerate(prompts)]
+    scheduler, done = Scheduler(lm, kept_engine(lm)), dict[int, Decoded]()
+    for request in requests:
+        scheduler.admit([request])
+        done |= scheduler.step()
+    assert len(scheduler.batches) == 1
+    while len(scheduler):
+        done |= scheduler.step()
+    for request in requests:
+        alone = decode(lm, [request.prompt], decoder, request.length, engine="plain")
+        assert_same([done[request.name]], alone)
 
 
 @pytest.mark.parametrize("name", ["tad", "fast-dllm-dual", "one-by-one", "d2f"])
@@ -186,10 +236,13 @@ class NothingFromTheHost(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", decoders_for(None))
-def test_a_step_asks_nothing_of_the_host(
-    lm: LM, prompts: list[list[int]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [(family, name) for family in FAMILIES for name in decoders_for(None)]
+    + [("fastdllm_v2", "fast-dllm-v2"), ("sdar", "sdar"), ("sdar", "llada2"), ("sdar", "llada2.1")],
+)
+def test_a_step_asks_nothing_of_the_host(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, prompts = tiny(family), tiny_prompts(family)
     step = graph.step
 
     def watched(*arguments: Any) -> None:
@@ -203,7 +256,7 @@ def test_a_step_asks_nothing_of_the_host(
         monkeypatch.setattr(Batch, function.__name__, function.__wrapped__)
     for function in (GraphEngine.acquire, GraphEngine.release):
         monkeypatch.setattr(GraphEngine, function.__name__, function.__wrapped__)
-    decode(lm, prompts[4:7], name, 32, batch_size=2, engine=GraphEngine(lm.model), **settings)
+    decode(lm, prompts[-4:-1], name, 32, batch_size=2, engine=GraphEngine(lm.model), **settings)
 
 
 def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +353,9 @@ def test_what_the_graph_engine_does_not_serve_is_refused_by_name(lm: LM, prompts
         assert why_not(lm.model, decoder)
         with pytest.raises(TadError, match="use engine='plain'"):
             decode(lm, prompts[:1], decoder, 32, engine="graph")
+    experts = why_not(tiny("llada2").model, get_decoder("llada2", "llada2"))
+    assert experts is not None
+    assert "experts" in experts
     with pytest.raises(TadError, match="engine is one of auto, plain, graph"):
         decode(lm, prompts[:1], "tad", 32, engine="fast")
 
@@ -344,27 +400,46 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-RULES: list[tuple[int, str, list[dict[str, Any]]]] = [
-    (1, "tad-cached", [{"threshold": value} for value in (0.5, 0.1, 0.2, 1.0)]),
-    (3, "tad-cached", [{"threshold": value} for value in (0.5, 0.1, 0.2)]),
-    (1, "fast-dllm", [{"threshold": value} for value in (0.9, 0.8, 0.5)]),
-    (1, "fast-dllm", [{"rule": "factor", "factor": value} for value in (1.0, 0.7, 2.0)]),
-    (1, "fast-dllm", [{"rule": "hierarchy", "threshold": value, "low": value / 2} for value in (0.9, 0.6)]),
+RULES: list[tuple[str, int, str, list[dict[str, Any]]]] = [
+    ("llada", 1, "tad-cached", [{"threshold": value} for value in (0.5, 0.1, 0.2, 1.0)]),
+    ("llada", 3, "tad-cached", [{"threshold": value} for value in (0.5, 0.1, 0.2)]),
+    ("llada", 1, "fast-dllm", [{"threshold": value} for value in (0.9, 0.8, 0.5)]),
+    ("llada", 1, "fast-dllm", [{"rule": "factor", "factor": value} for value in (1.0, 0.7, 2.0)]),
+    (
+        "llada",
+        1,
+        "fast-dllm",
+        [{"rule": "hierarchy", "threshold": value, "low": value / 2} for value in (0.9, 0.6)],
+    ),
+    ("sdar", 1, "sdar", [{"threshold": value} for value in (0.95, 0.5)]),
+    ("sdar", 3, "sdar", [{"threshold": value} for value in (0.95, 0.5)]),
+    ("sdar", 1, "llada2.1", [{"edit_threshold": value} for value in (0.9, 0.3)]),
+    ("fastdllm_v2", 3, "fast-dllm-v2", [{"threshold": value} for value in (0.9, 0.5)]),
 ]
 
 
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize(
-    ("slots", "name", "settings"),
+    ("family", "slots", "name", "settings"),
     RULES,
-    ids=["entropy", "entropy, three rows", "confidence", "factor", "hierarchy"],
+    ids=[
+        "entropy",
+        "entropy, three rows",
+        "confidence",
+        "factor",
+        "hierarchy",
+        "quota",
+        "quota, three rows",
+        "editing",
+        "sub-blocks",
+    ],
 )
 def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
-    slots: int, name: str, settings: list[dict[str, Any]]
+    family: str, slots: int, name: str, settings: list[dict[str, Any]]
 ) -> None:
     from torch._dynamo.utils import counters
 
-    lm, text = tiny("llada"), tiny_prompts("llada")[0]
+    lm, text = tiny(family), tiny_prompts(family)[0]
     engine = GraphEngine(lm.model, compiled=True, fused=True, bucketed=True)
     made = set()
     for one in settings:
@@ -376,38 +451,54 @@ def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
     assert len(made) == 1, f"compiled anew: {sorted(made)} graphs"
 
 
-@pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual"])
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("bucketed", [True, False])
-def test_own_attention_serves_single_rows_that_fill_their_room(
-    lm: LM,
-    prompts: list[list[int]],
-    name: str,
-    slots: int,
-    bucketed: bool,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llada", "tad"),
+        ("dream", "tad-cached"),
+        ("dream", "fast-dllm-dual"),
+        ("llada", "d2f"),
+        ("fastdllm_v2", "fast-dllm-v2"),
+        ("sdar", "sdar"),
+        ("sdar", "tad-cached"),
+    ],
+)
+def test_own_attention_is_told_the_run_of_positions_that_each_query_sees(
+    family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    """With rows alone and side by side, and with sizes as they are and rounded: it serves every forward then, but those of
+    several rows that see everything."""
+    lm, some, calls = tiny(family), tiny_prompts(family)[:4], []
 
-    def attend_few(query: Tensor, keys: Tensor, values: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
+    def attend(query: Tensor, keys: Tensor, values: Tensor, spans: Spans, width: int, *rest: Any) -> Tensor:
+        room, dtype = rest
         calls.append(len(query))
-        asked, *seen = (part.transpose(0, 1)[None] for part in (query, keys[:kv_len], values[:kv_len]))
-        out = F.scaled_dot_product_attention(asked, *seen, enable_gqa=True)
-        return out[0].transpose(0, 1).flatten(1).to(dtype)
+        out = torch.full((len(query), query[0].numel()), float("nan"), dtype=dtype)
+        for slot, (first, count, start) in enumerate(
+            zip(*(part.tolist() for part in spans[:3]), strict=True)
+        ):
+            assert count <= width
+            for at in range(first, first + count):
+                low, high = slot * room + start, slot * room + int(spans.end[at])
+                assert slot * room <= low < high < (slot + 1) * room
+                asked, *seen = (
+                    part.transpose(0, 1)[None]
+                    for part in (query[at : at + 1], keys[low:high], values[low:high])
+                )
+                found = F.scaled_dot_product_attention(asked, *seen, enable_gqa=True)
+                out[at] = found[0].transpose(0, 1).flatten()
+        return out
 
-    monkeypatch.setattr(network, "_attend_few", attend_few)
-    engine = GraphEngine(lm.model, bucketed=bucketed)
-    engine.network.attends_few = True
-    some = [*prompts[3:7], (prompts[3] * 64)[:64]]
-    plain = [decode(lm, [prompt], name, 32, block=16, engine="plain")[0] for prompt in some]
-    if slots == 1:
-        found = [decode(lm, [prompt], name, 32, block=16, engine=engine)[0] for prompt in some]
-        assert calls
-    else:
-        found = decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine)
-        assert not calls
-    assert_same(found, plain)
-    assert all(count <= network.MAX_QUERIES for count in calls)
+    monkeypatch.setattr(network, "_attend_spans", attend)
+    plain = decode(lm, some, name, 32, block=16, engine="plain")
+    for slots, bucketed in ((1, False), (3, True)):
+        engine = GraphEngine(lm.model, bucketed=bucketed)
+        engine.network.attends_few = True
+        assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine), plain)
+    assert calls
+    calls.clear()
+    decode(lm, [(some[3] * 64)[:64]] * 2, "one-by-one", 32, block=32, stop="off", engine=engine)
+    assert bool(calls) == (lm.model.shape.blocks is not None)
 
 
 @pytest.mark.parametrize("slots", [1, 4])

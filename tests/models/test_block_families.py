@@ -23,8 +23,6 @@ from tiny_checkpoints import (
 from torch import Tensor, nn
 
 import tad
-from tad.decoding.decoders import get_decoder
-from tad.decoding.engine import why_not
 from tad.errors import TadError
 from tad.models import SpecialTokens
 from tad.models.checkpoint import Checkpoint
@@ -102,10 +100,11 @@ def test_earlier_blocks_do_not_depend_on_later_ones(name: str) -> None:
         assert torch.allclose(found[:, 3:], whole, atol=1e-4)
 
 
-def test_the_engine_declines_block_diffusion_models_and_layers_it_does_not_know() -> None:
+def test_the_engine_declines_experts_and_layers_it_does_not_know() -> None:
     decoder = get_decoder("one-by-one")
     for name in BLOCK_FAMILIES:
-        assert why_not(tiny_model(name), decoder) is not None
+        model = tiny_model(name)
+        assert (why_not(model, decoder) is None) == (model.shape.experts is None)
     model = tiny_model("dream")
     assert why_not(model, decoder) is None
     model.layers()[1].mlp_op = type("AnotherMLP", (SwiGLU,), {})()

@@ -18,7 +18,7 @@ from tad.decoding.sampler import Samples, measure, sample
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import Queries, decide, select_candidates, step
 from tad.decoding.unmasking import Credit, OwnCanvas, TopKPerStep
-from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel
+from tad.models import AttentionMask, MaskedDiffusionModel
 
 
 class PlainSizes(NamedTuple):
@@ -204,12 +204,12 @@ class PlainForward:
         self, model: MaskedDiffusionModel, rows: DecodeState, place: Tensor, pad: Tensor, sizes: PlainSizes
     ) -> AttentionMask:
         """Who sees whom among the KV positions `place` [m]; `pad` [views]."""
-        real = layout = None
+        real = None
+        spec = self.spec
+        layout = spec.layout if spec.decoder.schedule.block_causal else None  # else the asked model's own
         if sizes.uneven:
             end = rows.prompt_len + rows.length.repeat(len(pad) // len(rows.canvas))
             real = (place >= pad[:, None]) & (place < end[:, None])
-        if self.spec.decoder.schedule.block_causal:
-            layout = BlockLayout(rows.table.size, "absolute" if self.spec.absolute_grid else "answer")
         return model.attention_mask(place - pad[:, None], rows.prompt_len - pad[:, None], real, layout)
 
     def sample(self, outputs: Tensor, rows: DecodeState, row: Tensor, position: Tensor) -> Samples:

@@ -276,18 +276,8 @@ class Scheduler:
 
     def _open(self, shares: _Shares, rows: int) -> Batch:
         lm = self.lm
-        blocks = lm.model.shape.blocks
-        decoder = shares.decoder.for_blocks(blocks)
-        spec = DecodeSpec(
-            decoder,
-            lm.tokens,
-            lm.family.logit_shift,
-            lm.model.shape.vocab,
-            shares.prompt_len,
-            shares.length + (decoder.schedule.block or 0) * isinstance(decoder.schedule, BlockByBlock),
-            shares.scored,
-            shares.given,
-            absolute_grid=blocks is not None and blocks.grid == "absolute",
+        spec = DecodeSpec.of(
+            lm, shares.decoder, shares.prompt_len, shares.length, shares.scored, shares.given
         )
         slots = self.slots if self.room is not None else _more_slots(rows)
         engine = self._engine(shares)
@@ -328,6 +318,8 @@ def choose_engine(engine: EngineChoice | GraphEngine | None) -> EngineChoice | G
 
 def mixes_lengths(decoder: Decoder) -> bool:
     """Whether rows of different generated lengths can share a batch: not where the decoder depends on the length."""
+    if isinstance(decoder.schedule, BlockByBlock):
+        return True
     return decoder.schedule.block is not None and not isinstance(decoder.rule, TopKPerStep)
 
 

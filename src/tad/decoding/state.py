@@ -19,7 +19,7 @@ from tad.decoding.decoders import Decoder
 from tad.decoding.schedule import BlockByBlock
 from tad.decoding.table import BlockTable
 from tad.decoding.unmasking import Credit
-from tad.models import SpecialTokens
+from tad.models import LM, BlockLayout, SpecialTokens
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,42 @@ class DecodeSpec:
     length: int  # positions to generate
     scored: bool = False
     given: bool = False
-    absolute_grid: bool = False  # blocks lie on a grid that begins with the row's first token
+    blocks: BlockLayout | None = None  # the model's own; None: full attention
+
+    @classmethod
+    def of(
+        cls,
+        lm: LM,
+        decoder: Decoder,
+        prompt_len: int,
+        length: int,
+        scored: bool = False,
+        given: bool = False,
+    ) -> DecodeSpec:
+        """For rows of this model that generate up to `length` positions; block by block, a last block has room behind them."""
+        blocks = lm.model.shape.blocks
+        decoder = decoder.for_blocks(blocks)
+        if isinstance(decoder.schedule, BlockByBlock):
+            length += decoder.schedule.block or 0
+        shift, vocab = lm.family.logit_shift, lm.model.shape.vocab
+        return cls(decoder, lm.tokens, shift, vocab, prompt_len, length, scored, given, blocks)
 
     @property
     def kv_len(self) -> int:
         return self.prompt_len + self.length
+
+    @property
+    def absolute_grid(self) -> bool:
+        """Whether blocks lie on a grid that begins with the row's first token."""
+        return self.blocks is not None and self.blocks.grid == "absolute"
+
+    @property
+    def layout(self) -> BlockLayout | None:
+        """Who sees whom: the schedule's blocks where it makes attention block-causal, else the model's own."""
+        schedule = self.decoder.schedule
+        if not schedule.block_causal or schedule.block is None:
+            return self.blocks
+        return BlockLayout(schedule.block, "absolute" if self.absolute_grid else "answer")
 
     def own_length(self, request: Request) -> int:
         """Positions that a row generates: block by block, its last block is whole, and what is too much is cut at the end.

@@ -298,7 +298,7 @@ class BlockQuota:
     per_block: tuple[int, int] = (1, 1)  # positions and steps of a block, filled in when a decoding starts
     score: ClassVar[Measure] = "confidence"
     forced: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
+    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         (size, steps), valid = self.per_block, candidates.valid

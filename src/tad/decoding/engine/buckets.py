@@ -58,9 +58,10 @@ class StepShape:
     def exact(cls, queries: list[int], candidates: list[int], alone: bool = False) -> StepShape:
         """Just what rows need that compute and may reveal these numbers of positions; `alone` where there is one slot,
         so that nothing is packed or padded."""
+        wanted = max(1, sum(candidates))  # a forward that only stores reveals nothing
         if alone:
-            return cls(sum(queries), sum(queries), sum(candidates), sum(candidates))
-        return cls(sum(queries), max(queries), sum(candidates), max(candidates))
+            return cls(sum(queries), sum(queries), wanted, wanted)
+        return cls(sum(queries), max(queries), wanted, max(1, *candidates))
 
     def plural(self, length: int) -> StepShape:
         """Two candidates where there is one: compiled code takes a size of one as its own case."""

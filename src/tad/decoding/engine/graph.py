@@ -132,7 +132,7 @@ class GraphEngine:
                 free = [KVPool(self.model, layers)]
                 pools.append(free[0])
             found = self._forward(spec, slots, (known or free)[0])
-            found.uneven = False
+            found.masked = False
             found.state.clear()
             self._in_use.add(found.pool)
             return found
@@ -178,7 +178,7 @@ class GraphSizes(NamedTuple):
     """What a graph is captured for, beside its slots."""
 
     shape: StepShape
-    uneven: bool  # some row has padding before or behind it
+    masked: bool  # some query may not see some position: padding before or behind a row, or a later block
 
 
 class GraphForward:
@@ -189,12 +189,12 @@ class GraphForward:
         self.engine, self.spec, self.slots, self.pool = engine, spec, slots, pool
         self.device = engine.device
         self.state = DecodeState.empty(spec, slots, self.device)
-        self.uneven = False
+        self.masked = False
         self.kv = pool.view(slots * (spec.kv_len + 1), spec.keeps_outputs)
         # Made here: a step itself must not bring anything from the host.
         self.rope = engine.network.rope_table(spec.kv_len)
         rule = on_device(spec.decoder.rule, self.device)
-        self.pack = _packer(spec, engine.fused)
+        self.pack = _packer(spec, engine.fused, engine.network)
         self._sample = _sampler(spec, engine.compiled)
         self._decide = _decider(spec, rule, engine.fused and rule.compiles)
         if engine.fused:
@@ -223,8 +223,8 @@ class GraphForward:
         room = (spec.prompt_len, spec.length)
         uneven = any((len(request.prompt), request.length) != room for request, _ in rows.values())
         # With several slots it stays so: a batch would else end in graphs of its own for its longest rows.
-        self.uneven = uneven or (self.uneven and self.slots > 1)
-        return GraphSizes(shape, self.uneven)
+        self.masked = spec.layout is not None or uneven or (self.masked and self.slots > 1)
+        return GraphSizes(shape, self.masked)
 
     def grown(self, slots: int) -> GraphForward:
         return self.engine.grow(self, slots)
@@ -264,16 +264,23 @@ def _sampler(spec: DecodeSpec, compiled: bool) -> Callable[..., Any]:
     return compile_dynamic(draw) if compiled and sampling.temperature == 0 else draw
 
 
-def _packer(spec: DecodeSpec, fused: bool) -> Callable[[DecodeState, GraphSizes], PackedQueries]:
-    def pack(rows: DecodeState, sizes: tuple[int, int, int, int], uneven: bool) -> PackedQueries:
-        return pack_queries(rows, spec, StepShape(*sizes), uneven)
+def _packer(
+    spec: DecodeSpec, fused: bool, network: Network
+) -> Callable[[DecodeState, GraphSizes], PackedQueries]:
+    def pack(
+        rows: DecodeState, sizes: tuple[int, int, int, int], masked: bool, spanned: bool
+    ) -> PackedQueries:
+        return pack_queries(rows, spec, StepShape(*sizes), masked, spanned)
 
     ready = compile_whole(pack, dynamic=True) if fused else pack
 
     def call(rows: DecodeState, sizes: GraphSizes) -> PackedQueries:
-        shape = sizes.shape
+        shape, masked = sizes
         packed: PackedQueries = ready(
-            rows, (shape.tokens, shape.window, shape.candidates, shape.widest), sizes.uneven
+            rows,
+            (shape.tokens, shape.window, shape.candidates, shape.widest),
+            masked,
+            network.takes_spans(len(rows.canvas), shape.window, masked),
         )
         return packed
 

@@ -14,14 +14,25 @@ from torch import Tensor
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.state import DecodeSpec, DecodeState
 from tad.decoding.step import Queries, select_candidates
-from tad.models import block_index
+
+
+class Spans(NamedTuple):
+    """Which packed queries are a slot's, and which of its KV positions each of them sees: one run for all masks there are."""
+
+    first: Tensor  # [slots] index of the slot's first query
+    count: Tensor  # [slots]
+    start: Tensor  # [slots] KV position that its queries see first
+    end: Tensor  # [n] behind the last one that the query sees
 
 
 class QueryLayout(NamedTuple):
-    """Packed queries as attention sees them: padded to [slots, width]."""
+    """Packed queries as attention sees them. The library's wants them padded to [slots, width], our own their spans."""
 
     padded_index: Tensor  # [n] into [slots * width], slots * width for padding
-    bias: Tensor | None  # added to scores, [slots, 1, width or 1, kv_len]; None where all see all
+    bias: (
+        Tensor | None
+    )  # added to scores, [slots, 1, width or 1, kv_len]; None where all see all, or spans say it
+    spans: Spans | None  # where our own attention serves
 
 
 class PackedQueries(NamedTuple):
@@ -38,8 +49,10 @@ class PackedQueries(NamedTuple):
     asked: Queries
 
 
-def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: bool) -> PackedQueries:
-    """`uneven` says that some row has padding before its prompt or behind its generated part."""
+def pack_queries(
+    rows: DecodeState, spec: DecodeSpec, shape: StepShape, masked: bool, spanned: bool
+) -> PackedQueries:
+    """`masked` says that some query may not see some position, `spanned` that spans are wanted, and no bias."""
     slots, kv_len = rows.canvas.shape
     device = rows.canvas.device
     behind = rows.queries.cumsum(0)
@@ -54,7 +67,20 @@ def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: 
     position, valid, forced = select_candidates(rows, spec, shape.widest)
     padded_index, wanted_row, source = _wanted(position, valid, spec, shape.candidates)
     every = rows.start[:, None] + torch.arange(shape.window, device=device)
+    every = torch.where(every < gap[:, None], every, every + left_out[:, None])
     some = spec.prompt_len + position - spec.logit_shift
+    alone = slots == 1  # nothing is packed then, and padding is computed like the rest
+
+    def spans(count: Tensor, of: Tensor, at: Tensor) -> Spans | None:
+        if not spanned:
+            return None
+        end = _seen_end(at, rows.pad[of], (rows.prompt_len + rows.length)[of], spec)
+        first = torch.zeros_like(count) if alone else count.cumsum(0) - count
+        return Spans(first, torch.full_like(count, len(at)) if alone else count, rows.pad, end)
+
+    def bias(query: Tensor) -> Tensor | None:
+        return _bias(rows, spec, query) if masked and not spanned else None
+
     return PackedQueries(
         token_row=row,
         token_place=place,
@@ -62,7 +88,8 @@ def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: 
         kv_index=torch.where(inside, row * (kv_len + 1) + place, kv_len),
         every=QueryLayout(
             torch.where(inside, row * shape.window + offset, slots * shape.window),
-            _bias(rows, spec, uneven, every),
+            bias(every),
+            spans(rows.queries, row, place),
         ),
         source=source,
         source_token=(
@@ -71,7 +98,7 @@ def pack_queries(rows: DecodeState, spec: DecodeSpec, shape: StepShape, uneven: 
             - rows.start[wanted_row]
             - torch.where(source < gap[wanted_row], 0, left_out[wanted_row])
         ).clamp(0, shape.tokens - 1),
-        some=QueryLayout(padded_index, _bias(rows, spec, uneven, some)),
+        some=QueryLayout(padded_index, bias(some), spans(valid.sum(1), wanted_row, source)),
         asked=Queries(
             position,
             valid,
@@ -102,16 +129,29 @@ def _wanted(position: Tensor, valid: Tensor, spec: DecodeSpec, count: int) -> tu
     return padded_index, row, spec.prompt_len + position.reshape(-1)[inside] - spec.logit_shift
 
 
-def _bias(rows: DecodeState, spec: DecodeSpec, uneven: bool, query: Tensor) -> Tensor | None:
-    """0 or -inf for queries at KV positions [slots, width]: [slots, 1, width or 1, kv_len], None where all see all."""
-    causal = spec.decoder.schedule.block_causal
-    if not uneven and not causal:
-        return None
+def _bias(rows: DecodeState, spec: DecodeSpec, query: Tensor) -> Tensor:
+    """0 or -inf for queries at KV positions [slots, width]: [slots, 1, width or 1, kv_len]."""
     place = torch.arange(spec.kv_len, device=query.device)
-    end = rows.prompt_len + rows.length[:, None]
-    seen = ((place >= rows.pad[:, None]) & (place < end))[:, None, None]
-    if causal:
-        block, own = (block_index(of, spec.prompt_len, rows.table.size) for of in (place, query))
-        seen = seen & (block <= own[:, None, :, None])
+    end = (rows.prompt_len + rows.length)[:, None]
+    pad = rows.pad[:, None]
+    if spec.layout is not None:
+        end = _seen_end(query, pad, end, spec)
+    seen = (place >= pad[:, :, None]) & (place < end[:, :, None])
     zeros = torch.zeros(seen.shape, dtype=rows.confidence.dtype, device=seen.device)
-    return zeros.masked_fill(~seen, float("-inf"))
+    return zeros.masked_fill(~seen, float("-inf"))[:, None]
+
+
+def _seen_end(query: Tensor, pad: Tensor, end: Tensor, spec: DecodeSpec) -> Tensor:
+    """Behind the last KV position that queries at KV positions see, in rows with so much padding that end there.
+
+    Under block-causal attention that is the end of the query's block. A query in padding counts to the first block.
+    """
+    layout = spec.layout
+    if layout is None:
+        return end
+    absolute = layout.grid == "absolute"
+    start = pad if absolute else spec.prompt_len
+    block = torch.div(
+        query - start, layout.size, rounding_mode="floor"
+    )  # -1: the prompt, where blocks begin behind it
+    return (start + (block.clamp(min=0 if absolute else -1) + 1) * layout.size).minimum(end)

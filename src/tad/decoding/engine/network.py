@@ -20,7 +20,7 @@ from tad.decoding.engine.autotune import KERNELS, LIBRARY, LinearOps, few_row_op
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.engine.gemm import MAX_ROWS, has_kernels, input_dtype, takes_heads
 from tad.decoding.engine.kv_pool import KVView
-from tad.decoding.engine.layout import PackedQueries, QueryLayout
+from tad.decoding.engine.layout import PackedQueries, QueryLayout, Spans
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
 from tad.decoding.step import scatter_rows
@@ -29,7 +29,7 @@ from tad.models import MaskedDiffusionModel
 from tad.models.layers import rotary_table, rotate
 from tad.models.shape import Shape
 
-MAX_QUERIES = 256  # that our own attention serves
+MAX_QUERIES = 256  # of a row that sees everything, that our own attention serves
 
 
 class Network:
@@ -64,6 +64,11 @@ class Network:
     def ops_for(self, tokens: int) -> LayerOps:
         """What computes a forward of so many tokens."""
         return self.ops if self.few_row_ops is None or tokens > MAX_ROWS else self.few_row_ops
+
+    def takes_spans(self, slots: int, window: int, masked: bool) -> bool:
+        """Whether our own attention serves such a step: where some query may not see some position, which costs the library
+        a bias and its fast kernels, and few queries of one row."""
+        return self.attends_few and (masked or (slots == 1 and window <= MAX_QUERIES))
 
     def rope_table(self, kv_len: int) -> tuple[Tensor, Tensor]:
         """cos and sin of every position up to `kv_len`: [kv_len, 1, head_dim]."""
@@ -100,11 +105,14 @@ class Network:
                 x, query = ops.cross(x, attended, self.layers[number - 1], layer, *written)
             if ops.rope_kernel and not trims:
                 bias = layer.qkv.bias if ops.partials else None
-                query = apply_rope_and_write(query, bias, cos, sin, at.kv_index, keys, values, self.shape)
+                query = apply_rope_and_write(
+                    query, bias, layer.head_norms, cos, sin, at.kv_index, keys, values, self.shape
+                )
             layout, width = (some, sizes.widest) if trims else (every, sizes.window)
-            alone = slots == 1 and layout.bias is None
-            if self.attends_few and alone and len(query) <= MAX_QUERIES:
-                attended = _attend_few(query, keys, values, kv_len, ops.input_dtype)
+            if layout.spans is not None:
+                attended = _attend_spans(
+                    query, keys, values, layout.spans, width, kv_len + 1, ops.input_dtype
+                )
             else:
                 attended = _attend(query, keys, values, layout, width, slots, kv_len, self.shape)
         norm = cast(Tensor, self.model.get_submodule(self.model.names.norm).weight)
@@ -116,10 +124,12 @@ class Network:
         return kv.outputs[at.asked.row * (kv_len + 1) + at.source]
 
 
-def _attend_few(query: Tensor, keys: Tensor, values: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
-    from tad.decoding.engine.attention_kernel import attend_few
+def _attend_spans(
+    query: Tensor, keys: Tensor, values: Tensor, spans: Spans, width: int, room: int, dtype: torch.dtype
+) -> Tensor:
+    from tad.decoding.engine.attention_kernel import attend_spans
 
-    return attend_few(query, keys, values, kv_len, dtype)
+    return attend_spans(query, keys, values, spans, width, room, dtype)
 
 
 def _for_heads(layout: QueryLayout, shape: Shape, dtype: torch.dtype) -> QueryLayout:
@@ -179,6 +189,11 @@ class LayerOps:
         heads, kv_heads, dim, eps = shape.heads, shape.kv_heads, shape.head_dim, shape.eps
         own, theirs = heads * dim, kv_heads * dim
 
+        def turn(x: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+            """Projected queries or keys [n, width] as heads, normed and rotated."""
+            x = x.view(len(x), -1, dim)
+            return rotate(x if norm is None else rms_norm(x, norm, eps), cos, sin)
+
         def write(
             x: Tensor,  # [tokens, width]
             normed: Tensor,
@@ -192,19 +207,20 @@ class LayerOps:
         ) -> tuple[Tensor, Tensor]:
             """Write keys and values; give the residual and the queries, of all tokens or of the wanted ones. With
             `rope_kernel` give the partials of the QKV projection instead, and leave the rest to `apply_rope_and_write`."""
+            query_norm, key_norm = layer.head_norms or (None, None)
             if wanted is None:
                 joint = linear.qkv(normed, layer.qkv)
                 if rope_kernel:
                     return x, joint if linear.partials else joint[None]
                 query, key, value = joint.split((own, theirs, theirs), dim=-1)
-                rotated = rotate(query.view(-1, heads, dim), cos, sin)
+                rotated = turn(query, query_norm, cos, sin)
             else:
                 joint = linear.key_value(normed, rows_of(layer.qkv, own, own + 2 * theirs))
                 key, value = joint.split(theirs, dim=-1)
                 query = linear.query(normed[wanted], rows_of(layer.qkv, 0, own))
-                rotated = rotate(query.view(-1, heads, dim), cos[wanted], sin[wanted])
+                rotated = turn(query, query_norm, cos[wanted], sin[wanted])
                 x = x[wanted]
-            keys[kv_index] = rotate(key.view(-1, kv_heads, dim), cos, sin)
+            keys[kv_index] = turn(key, key_norm, cos, sin)
             values[kv_index] = value.view(-1, kv_heads, dim)
             return x, rotated
 

@@ -1,4 +1,5 @@
-"""Reduces split-K QKV partials, applies RoPE and writes K and V to the cache in one kernel, where compiled code takes two.
+"""Reduces split-K QKV partials, norms the heads of Q and K in models that do, applies RoPE and writes K and V to the cache, in
+one kernel where compiled code takes two.
 
 On a GPU everything between is fp32, so that results differ from the layers' by rounding."""
 
@@ -6,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tad.decoding.engine.add_norm import rms_norm
 from tad.models.layers import rotate
 from tad.models.shape import Shape
 
@@ -13,6 +15,7 @@ from tad.models.shape import Shape
 def apply_rope_and_write(
     partials: Tensor,  # [split, n, own + 2 * theirs]
     bias: Tensor | None,
+    head_norms: list[Tensor] | None,  # of queries and keys, [dim] each
     cos: Tensor,  # [n, 1, dim]
     sin: Tensor,
     kv_index: Tensor,  # [n] in keys and values
@@ -26,11 +29,13 @@ def apply_rope_and_write(
         from tad.decoding.engine.rope_kernel import launch
 
         out = keys.new_empty(count, heads, dim)
-        launch(partials, bias, cos, sin, kv_index, out, keys, values)
+        launch(partials, bias, head_norms, shape.eps, cos, sin, kv_index, out, keys, values)
         return out
     joint = partials.sum(0)
     joint = (joint if bias is None else joint + bias).to(keys.dtype).view(count, -1, dim)
     query, key, value = joint.split((heads, kv_heads, kv_heads), dim=1)
+    if head_norms is not None:
+        query, key = (rms_norm(x, norm, shape.eps) for x, norm in zip((query, key), head_norms, strict=True))
     keys[kv_index] = rotate(key, cos, sin)
     values[kv_index] = value
     return rotate(query, cos, sin)

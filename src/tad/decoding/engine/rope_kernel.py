@@ -23,10 +23,26 @@ def _read(
     return total.to(like.dtype.element_ty).to(tl.float32)
 
 
+@triton.jit
+def _norm(
+    x: tl.tensor, scale: tl.tensor, query_norm: tl.tensor, key_norm: tl.tensor, at: tl.tensor, head: tl.tensor,
+    heads: tl.constexpr, kv_heads: tl.constexpr, like: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """RMSNorm of query and key heads, rounded where the layers round; value heads as they are."""
+    weight = tl.where(
+        head < heads, tl.load(query_norm + at).to(tl.float32), tl.load(key_norm + at).to(tl.float32)
+    )
+    even = (x * scale).to(like.dtype.element_ty).to(tl.float32)
+    found = (even * weight).to(like.dtype.element_ty).to(tl.float32)
+    return tl.where(head < heads + kv_heads, found, x)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _rope(
     partials: tl.tensor,  # [split, count, (heads + 2 kv_heads) * dim]
     bias: tl.tensor,  # where biased
+    query_norm: tl.tensor,  # [dim] where normed
+    key_norm: tl.tensor,
     cos: tl.tensor,  # [count, dim]
     sin: tl.tensor,
     kv_index: tl.tensor,  # [count]
@@ -34,11 +50,13 @@ def _rope(
     keys: tl.tensor,  # [positions, kv_heads, dim]
     values: tl.tensor,
     count: tl.tensor,
+    eps: tl.tensor,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     dim: tl.constexpr,
     split: tl.constexpr,
     biased: tl.constexpr,
+    normed: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
@@ -51,6 +69,10 @@ def _rope(
     own, swapped = head * dim + column, head * dim + other
     value = _read(partials, bias, token * width + own, own, mask, step, split, biased, query)
     half = _read(partials, bias, token * width + swapped, swapped, mask, step, split, biased, query)
+    if normed:
+        scale = tl.rsqrt(tl.sum(value * value, 1) / dim + eps)[:, None]
+        value = _norm(value, scale, query_norm, key_norm, column, head, heads, kv_heads, query)
+        half = _norm(half, scale, query_norm, key_norm, other, head, heads, kv_heads, query)
     rotated = value * tl.load(cos + token * dim + column).to(tl.float32)
     rotated += half * tl.load(sin + token * dim + column).to(tl.float32)
     result = tl.where(head < heads + kv_heads, rotated, value).to(query.dtype.element_ty)
@@ -65,6 +87,8 @@ def _rope(
 def launch(
     partials: Tensor,
     bias: Tensor | None,
+    head_norms: list[Tensor] | None,
+    eps: float,
     cos: Tensor,
     sin: Tensor,
     kv_index: Tensor,
@@ -78,6 +102,7 @@ def launch(
     _rope[(count, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
         partials,
         partials if bias is None else bias,
+        *((partials, partials) if head_norms is None else head_norms),
         cos,
         sin,
         kv_index,
@@ -85,11 +110,13 @@ def launch(
         keys,
         values,
         count,
+        eps,
         heads=heads,
         kv_heads=kv_heads,
         dim=dim,
         split=split,
         biased=bias is not None,
+        normed=head_norms is not None,
         block=_HEADS,
         num_warps=4,
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tad.models import MaskedDiffusionModel
 from tad.models.layers import Attention, SwiGLU
+from tad.models.qk_norm import NormedAttention
 from tad.models.quantize import Fp8Linear, fp8_linear
 
 
@@ -37,6 +38,7 @@ Project = Callable[[Tensor, Projection], Tensor]  # x [n, in] to [n, out]
 class LayerWeights(NamedTuple):
     attn_norm: Tensor
     qkv: Projection
+    head_norms: list[Tensor] | None  # of query and key heads, [head_dim] each, before RoPE
     attn_out: Projection
     mlp_norm: Tensor
     gate_up: Projection
@@ -66,15 +68,16 @@ def read_weights(model: MaskedDiffusionModel, adapter: bool | None = None) -> li
     with torch.inference_mode(False), torch.no_grad():
         for layer in model.layers():
             parts = {path: layer.get_submodule(path) for path in layer.projections}
-            norms = [
-                cast(Tensor, layer.get_submodule(path).weight) for path in (names.attn_norm, names.mlp_norm)
-            ]
+            attn_norm, mlp_norm = _norms(layer, names.attn_norm, names.mlp_norm)
+            attention = layer.attention_op
+            normed = isinstance(attention, NormedAttention)
             found.append(
                 LayerWeights(
-                    norms[0].detach(),
+                    attn_norm,
                     _fuse([parts[path] for path in (names.query, names.key, names.value)], adapter),
+                    _norms(layer, attention.query_norm, attention.key_norm) if normed else None,
                     _fuse([parts[names.attn_out]], adapter),
-                    norms[1].detach(),
+                    mlp_norm,
                     _fuse([parts[path] for path in (names.gate, names.up)], adapter),
                     _fuse([parts[names.down]], adapter),
                 )
@@ -84,16 +87,23 @@ def read_weights(model: MaskedDiffusionModel, adapter: bool | None = None) -> li
     return found
 
 
+def _norms(layer: nn.Module, *paths: str) -> list[Tensor]:
+    return [cast(Tensor, layer.get_submodule(path).weight).detach() for path in paths]
+
+
 def why_unfit(model: MaskedDiffusionModel, adapter: bool | None = None) -> str | None:
     """Why `read_weights` would refuse this model, without touching it; None where it would not."""
-    if model.shape.blocks is not None:
-        return "its attention is block-causal whatever the schedule"
+    if model.shape.experts is not None:
+        return "its layers have experts"
     devices = {weight.device for weight in model.parameters()}
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
         return "its weights are spread over several devices"
     try:
         for layer, path in model.projections():
-            if type(layer.attention_op) is not Attention or type(layer.mlp_op) is not SwiGLU:
+            if (
+                type(layer.attention_op) not in (Attention, NormedAttention)
+                or type(layer.mlp_op) is not SwiGLU
+            ):
                 return "its layers are of a kind the engine does not know"
             _linear(layer.get_submodule(path), adapter)
     except UnfitError as reason:
