@@ -17,6 +17,7 @@ from tiny_checkpoints import (
     RELEASED,
     edit_json,
     tiny_model,
+    write_adapter,
     write_checkpoint,
     write_dream_tokenizer,
 )
@@ -57,6 +58,26 @@ def test_a_routers_bias_keeps_the_dtype_it_was_stored_in(tmp_path: Path) -> None
     assert {name for name, dtype in dtypes.items() if dtype == "F32"} == biases
     bias = tad.load(out).model.layers()[1].mlp.gate.expert_bias
     assert torch.equal(bias, tad.load(source).model.layers()[1].mlp.gate.expert_bias)
+
+
+@pytest.mark.parametrize("name", list(RELEASED))
+def test_an_exported_student_is_a_checkpoint_of_its_base_for_other_engines(tmp_path: Path, name: str) -> None:
+    """These sources are in the released layout: key names, shapes, every field of config.json, names of the code files."""
+    source = write_checkpoint(tmp_path / "source", name)
+    before = json.loads((source / "config.json").read_text())
+    code = {f"{path.split('.')[0]}.py" for path in before["auto_map"].values()}
+    for file in code:
+        (source / file).write_text("raise RuntimeError('must not run')")
+    adapter = write_adapter(source, tmp_path / "adapter")
+    out = export(source, tmp_path / "student", adapter=adapter, dtype="bf16")
+    wanted = {
+        path: ("F32" if path.endswith("expert_bias") else "BF16", shape)
+        for path, (_, shape) in header(source).items()
+    }
+    assert header(out) == wanted
+    after = json.loads((out / "config.json").read_text())
+    assert after == {**before, "torch_dtype": "bfloat16", "dtype": "bfloat16"}
+    assert {file.name for file in out.glob("*.py")} == code
 
 
 @pytest.mark.parametrize("name", BLOCK_FAMILIES)
