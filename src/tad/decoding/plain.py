@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tad.decoding.prefixes import Held
 from tad.decoding.sampler import Samples, measure, sample
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import Queries, decide, select_candidates, step
@@ -54,6 +55,7 @@ class PlainForward:
         # The last output of every position; the last entry takes what belongs nowhere.
         width = model.shape.width if spec.keeps_outputs else 0
         self.kept = torch.zeros(slots, spec.kv_len + 1, width, dtype=model.dtype, device=self.device)
+        self.held: dict[int, Held] = {}  # by slot
 
     def grown(self, slots: int) -> PlainForward:
         """The same rows with room for more."""
@@ -65,6 +67,7 @@ class PlainForward:
             for own, new in pairs:
                 for source, target in zip(own, new, strict=True):
                     target[: self.slots] = source
+        other.held = self.held
         return other
 
     def compact(self, used: list[int]) -> dict[int, int]:
@@ -75,7 +78,17 @@ class PlainForward:
         for source, target in moves.items():
             for tensor in (*self.state.tensors(), self.kept, *caches):
                 tensor[target] = tensor[source]
+            self.held.pop(target, None)
+            if source in self.held:
+                self.held[target] = self.held[source]
         return moves
+
+    def copy_keys(self, source: Tensor, target: Tensor) -> None:
+        """Keys and values from some slots and KV positions [n, 2] to others."""
+        assert self.cache is not None
+        for part in (*self.cache.keys, *self.cache.values):
+            (slot, place), (to_slot, to_place) = (one.to(part.device).unbind(1) for one in (source, target))
+            part[to_slot, :, to_place] = part[slot, :, place]
 
     def close(self, failed: bool = False) -> None:
         """Nothing outlives this object."""

@@ -22,6 +22,7 @@ from tad.decoding.engine import GraphEngine, engine_for, why_not
 from tad.decoding.engine.buckets import doubled
 from tad.decoding.engine.graph import GraphForward
 from tad.decoding.plain import PlainForward
+from tad.decoding.prefixes import Held, final_text, find_prefix
 from tad.decoding.result import Decoded, Step, StepCallback
 from tad.decoding.schedule import BlockByBlock
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
@@ -67,6 +68,7 @@ class Batch:
         forward, now = self.forward, time.perf_counter()
         free = [slot for slot in range(forward.slots) if slot not in self.rows][: len(requests)]
         fresh = DecodeState.of_rows(forward.spec, requests, forward.device)
+        self._take_prefixes(requests, free, fresh)
         plan(fresh, forward.spec)
         forward.state.put(torch.tensor(free, device=forward.device), fresh)
         for slot, request, facts in zip(free, requests, fresh.facts.tolist(), strict=True):
@@ -87,6 +89,7 @@ class Batch:
             self._report(before, self.on_step)
         finished = [slot for slot, row in self.rows.items() if not row.facts.alive]
         done = self._collect(finished) if finished else {}
+        self._hold_texts(before, done)
         self._leave(finished)
         return done
 
@@ -96,6 +99,38 @@ class Batch:
         slots = [slot for slot, row in self.rows.items() if row.request.name in names]
         self.forward.state.clear(slots)
         self._leave(slots)
+
+    def _take_prefixes(self, requests: Sequence[Request], slots: list[int], fresh: DecodeState) -> None:
+        """Copy what the forward's slots hold of these rows' beginnings; `slots` are theirs from now on."""
+        forward, block = self.forward, self.forward.spec.shared_block
+        if block is None:
+            return
+        held = {slot: text for slot, text in forward.held.items() if slot < forward.slots}
+        source, target = [], []
+        for row, (slot, request) in enumerate(zip(slots, requests, strict=True)):
+            donor, count = find_prefix(request.prompt, held, block)
+            fresh.known[row] = count
+            own = forward.spec.prompt_len - len(request.prompt)
+            source += [(donor, held[donor].start + place) for place in range(count)]
+            target += [(slot, own + place) for place in range(count)]
+        for slot in slots:
+            forward.held.pop(slot, None)
+        if source:
+            here, there = (torch.tensor(places, device=forward.device) for places in (source, target))
+            forward.copy_keys(here, there)
+
+    def _hold_texts(self, before: Mapping[int, RowFacts], done: Mapping[int, Decoded]) -> None:
+        """Remember what is final after a step: of a row's prompt once it decodes its first block, of all when it ends."""
+        forward, block = self.forward, self.forward.spec.shared_block
+        if block is None:
+            return
+        for slot, row in self.rows.items():
+            request, created = row.request, before[slot].created
+            ended = done.get(request.name)
+            if created and (ended is not None or slot not in forward.held):
+                generated = [] if ended is None else ended.tokens
+                text = final_text(request.prompt, generated, created, block)
+                forward.held[slot] = Held(forward.spec.prompt_len - len(request.prompt), text)
 
     def _leave(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -178,6 +213,7 @@ class Scheduler:
         self.merges = merges
         self.batches: dict[_Shares, Batch] = {}  # in the order of their turns
         self._where: dict[int, _Shares] = {}  # by name of the row
+        self._tenant = object()
 
     def __len__(self) -> int:
         return len(self._where)
@@ -287,7 +323,7 @@ class Scheduler:
             context = lm.base if switched_off else nullcontext
             forward = PlainForward(lm.model, spec, slots, self.scorer, context)
         else:
-            forward = engine.acquire(spec, slots)
+            forward = engine.acquire(spec, slots, self._tenant)
         return Batch(forward, self.on_step)
 
     def _engine(self, shares: _Shares) -> GraphEngine | None:

@@ -89,6 +89,14 @@ class DecodeSpec:
             return self.blocks
         return BlockLayout(schedule.block, "absolute" if self.absolute_grid else "answer")
 
+    @property
+    def shared_block(self) -> int | None:
+        """Positions per block where the keys of a row's finished blocks depend on its tokens so far and on nothing else, so that
+        rows which begin alike can share them; None where they depend on more."""
+        schedule = self.decoder.schedule
+        exact = isinstance(schedule, BlockByBlock) and self.decoder.cache.stores and self.absolute_grid
+        return schedule.block if exact and not (self.scored or self.given) else None
+
     def own_length(self, request: Request) -> int:
         """Positions that a row generates: block by block, its last block is whole, and what is too much is cut at the end.
 
@@ -142,6 +150,7 @@ class DecodeState:
     confidence: Tensor
     candidates: Tensor  # bool, of the next forward
     forced: Tensor  # groups that have to make progress in it
+    known: Tensor  # positions at the prompt's beginning whose keys and values were copied from another row
     start: Tensor  # first KV position of its query range
     queries: Tensor  # number of positions in it, 0 for slots without a living row
     gap: Tensor  # [slots, 2] first position left out among them, and how many are
@@ -187,6 +196,7 @@ class DecodeState:
             confidence=wide.float(),
             candidates=wide > 0,
             forced=wide.clone(),
+            known=flat.clone(),
             start=flat.clone(),
             queries=flat.clone(),
             gap=torch.zeros(rows, 2, dtype=torch.int64, device=device),
@@ -269,7 +279,15 @@ class DecodeState:
 
     def clear(self, slots: Sequence[int] | None = None) -> None:
         """No row in these slots; in any by default."""
-        for tensor in (self.alive, self.queries, self.gap, self.facts, self.candidates, self.pad):
+        for tensor in (
+            self.alive,
+            self.queries,
+            self.gap,
+            self.facts,
+            self.candidates,
+            self.pad,
+            self.known,
+        ):
             if slots is None:
                 tensor.zero_()
             else:

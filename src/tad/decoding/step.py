@@ -182,7 +182,7 @@ def plan(rows: DecodeState, spec: DecodeSpec) -> None:
         here = place == table.start_of(table.current)[:, None]
         candidates = candidates & (here | ~asked.opening[:, None])
     rows.candidates, rows.forced, rows.opening = candidates, planned.forced, asked.opening
-    rows.start = asked.start.maximum(rows.pad)
+    rows.start = asked.start.maximum(rows.pad + rows.known)
     if asked.gap is not None:
         rows.gap = asked.gap
     rows.queries = (asked.end - rows.start - rows.gap[:, 1]) * rows.alive

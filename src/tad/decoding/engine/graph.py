@@ -26,6 +26,7 @@ from tad.decoding.engine.kv_pool import KVPool
 from tad.decoding.engine.layout import PackedQueries, pack_queries
 from tad.decoding.engine.network import Network, compile_dynamic, compile_whole
 from tad.decoding.engine.weights import fingerprint, why_unfit
+from tad.decoding.prefixes import Held
 from tad.decoding.sampler import Samples, sample
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import Queries, decide, step
@@ -119,8 +120,9 @@ class GraphEngine:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     @torch.inference_mode()
-    def acquire(self, spec: DecodeSpec, slots: int) -> GraphForward:
-        """Slots for rows of this spec, or a little larger ones, made or found again."""
+    def acquire(self, spec: DecodeSpec, slots: int, tenant: object = None) -> GraphForward:
+        """Slots for rows of this spec, or a little larger ones, made or found again. What rows of the same tenant left in them may
+        be shared by later ones; without a tenant nothing is."""
         if self.bucketed:
             spec, slots = replace(spec, prompt_len=prompt_bucket(spec.prompt_len)), slot_bucket(slots)
         with self.lock, self.there():
@@ -131,7 +133,11 @@ class GraphEngine:
                 layers = self.model.shape.layers if spec.decoder.cache.stores else 1
                 free = [KVPool(self.model, layers)]
                 pools.append(free[0])
-            found = self._forward(spec, slots, (known or free)[0])
+            pool = next((pool for pool in free if pool.tenant == (spec, tenant)), (known or free)[0])
+            found = self._forward(spec, slots, pool)
+            if pool.tenant != (spec, tenant) or tenant is None:
+                pool.held.clear()
+                pool.tenant = (spec, tenant)
             found.masked = False
             found.state.clear()
             self._in_use.add(found.pool)
@@ -232,6 +238,18 @@ class GraphForward:
     def compact(self, used: list[int]) -> dict[int, int]:
         """Rows stay in their slots: nothing is computed for the others."""
         return {}
+
+    @property
+    def held(self) -> dict[int, Held]:
+        return self.pool.held
+
+    def copy_keys(self, source: Tensor, target: Tensor) -> None:
+        """Keys and values from some slots and KV positions [n, 2] to others."""
+        room = self.spec.kv_len + 1
+        here, there = (places[:, 0] * room + places[:, 1] for places in (source, target))
+        with self.engine.lock, self.engine.there():
+            for part in (*self.kv.keys, *self.kv.values):
+                part[there] = part[here]
 
     def close(self, failed: bool = False) -> None:
         self.engine.release(self, failed)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tad.decoding.engine.buckets import stepped
+from tad.decoding.prefixes import Held
 from tad.models import MaskedDiffusionModel
 
 
@@ -22,6 +23,10 @@ class KVPool:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.outputs: Tensor | None = None
+        self.held: dict[int, Held] = {}  # by slot
+        self.tenant: object = (
+            None  # whose they are: for others the keys lie elsewhere, or may be of other weights
+        )
 
     def reserve(self, positions: int, with_outputs: bool, keep: bool = False) -> bool:
         """Make room for so many positions; True where buffers moved, and what was captured on them is void.
@@ -37,6 +42,8 @@ class KVPool:
                 self._grown(self.values, count, keep),
             )
             moved = True
+            if not keep:
+                self.held.clear()
         if with_outputs and (self.outputs is None or self.outputs.numel() < positions * shape.width):
             old = [] if self.outputs is None else [self.outputs]
             self.outputs = None
@@ -56,6 +63,7 @@ class KVPool:
 
     def clear(self) -> None:
         """Zeros everywhere: what is not a number would reach rows that do not see it."""
+        self.held.clear()
         for tensor in self.tensors():
             tensor.zero_()
 
