@@ -20,9 +20,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     inner = GraphEngine.acquire
 
-    def counting(self: GraphEngine, spec, slots):
+    def counting(self: GraphEngine, spec, slots, tenant):
         found.append(slots)
-        return inner(self, spec, slots)
+        return inner(self, spec, slots, tenant)
 
     monkeypatch.setattr(GraphEngine, "acquire", counting)
     return found
