@@ -24,6 +24,8 @@ from tiny_checkpoints import (
 from torch import Tensor, nn
 
 import tad
+from tad.decoding.decoders import get_decoder
+from tad.decoding.engine import why_not
 from tad.errors import TadError
 from tad.models import SpecialTokens
 from tad.models.checkpoint import Checkpoint
