@@ -253,14 +253,22 @@ def test_sdar_moe_is_qwen3_moe_with_another_mask(tmp_path: Path) -> None:
 # Bad input
 
 
+@pytest.mark.parametrize(("name", "size"), [("sdar", 4), ("sdar_moe", 4), ("llada2", 32)])
+def test_a_config_without_a_block_size_has_that_of_the_released_models(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    folder = write_checkpoint(tmp_path / "source", name)
+    edit_json(folder / "config.json", block_size=None)
+    assert tad.load(folder).model.shape.blocks.size == size
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
         ("fastdllm_v2", {"bd_size": None}, "bd_size"),
-        ("sdar", {"block_size": None}, "block_size"),
         ("sdar", {"block_size": 0}, "block_size"),
         ("llada2", {"block_size": -1}, "block_size"),
-        ("sdar_moe", {"block_size": None}, "block_size"),
+        ("sdar_moe", {"block_size": "4"}, "block_size"),
         ("fastdllm_v2", {"mask_token_id": None}, "mask_token_id"),
         ("sdar", {"mask_token_id": None}, "mask_token_id"),
         ("llada2", {"mask_token_id": None}, "mask_token_id"),

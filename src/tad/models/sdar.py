@@ -12,7 +12,11 @@ from tad.models.transformer import MaskedDiffusionModel
 
 
 class SDARConfig(QwenConfig):
-    """Qwen3's fields and `block_size`; the other defaults are those of SDAR-8B-Chat."""
+    """Qwen3's fields and `block_size`; defaults are those of SDAR-8B-Chat.
+
+    Some released files give no block size: it then is the 4 of the chat models. Models of other sizes say so in their name,
+    and need the field.
+    """
 
     model_type = "sdar"
     _supported: ClassVar[dict[str, Any]] = {**QwenConfig._supported, "attention_bias": False}
@@ -26,7 +30,7 @@ class SDARConfig(QwenConfig):
     intermediate_size: int = 12288
     vocab_size: int = 151936
     max_position_embeddings: int = 32768
-    block_size: int | None = None
+    block_size: int = 4
 
     @property
     def shape(self) -> Shape:
@@ -35,7 +39,7 @@ class SDARConfig(QwenConfig):
 
 
 class SDARMoeConfig(SDARConfig):
-    """Qwen3-MoE's fields and `block_size`; the other defaults are those of SDAR-30B-A3B-Chat."""
+    """Qwen3-MoE's fields and `block_size`; defaults are those of SDAR-30B-A3B-Chat."""
 
     model_type = "sdar_moe"
     _supported: ClassVar[dict[str, Any]] = {

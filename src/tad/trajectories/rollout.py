@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, where
 
 from tad.decoding import Decoded, Decoder, EngineChoice, GraphEngine, Request, Scheduler, get_decoder
+from tad.decoding.cache_policy import BlockCache
 from tad.decoding.noise import uniform
 from tad.decoding.sampler import Samples
 from tad.decoding.schedule import BlockByBlock, Schedule
@@ -104,9 +105,12 @@ class RolloutConfig:
             "one-by-one", block=block, cache=self.cache, temperature=self.temperature, stop=stop
         )
         schedule: Schedule = found.schedule
+        cache = found.cache
         if layout is not None and layout.grid == "absolute":
             schedule = BlockByBlock(sub_block=1 if block == 1 else None, store=False)
-        return Decoder(schedule, rule, found.cache, found.sampling, found.stop, name="rollout").prepared(
+            if self.cache == "none" and self.one_forward:
+                cache = BlockCache()  # exact
+        return Decoder(schedule, rule, cache, found.sampling, found.stop, name="rollout").prepared(
             length, logit_shift
         )
 
