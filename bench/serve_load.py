@@ -5,8 +5,8 @@
     python bench/serve_load.py --shape llada-8b --device cuda    # random weights; the serving engine without HTTP
 
 With `--shape`: forwards, requests and tokens per second with 1, 8 and 32 requests at once, all asked again whenever one is
-answered, through `tad.serving.Engine`; predictions are made sure at an assumed TPF (`machine.AssumedTpf`). Needs neither a
-tokenizer nor the extra `serve`.
+answered, through `tad.serving.Engine`; predictions are made sure at an assumed TPF (`machine.AssumedTpf`). With `--prefix N`
+prompts are N tokens longer, and asked once more with these N the same in all. Needs neither a tokenizer nor the extra `serve`.
 
 Else starts `tad serve` in a process of its own, twice: with the batch asked for, under the whole load, and with a batch of
 one, for the comparison of throughput. Every answer is held to the one decoded alone in this process. The queue is kept
@@ -331,7 +331,7 @@ class Numbers:
 
 def run_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The serving engine at a released shape with random weights, for each number of requests at once."""
-    from machine import ASSUMED_TPF, free_memory, random_lm
+    from machine import ASSUMED_TPF, free_memory, random_lm, random_prompts
 
     device = torch.device(arguments.device or "cpu")
     lm = random_lm(arguments.shape, device, arguments.tiny)
@@ -340,21 +340,27 @@ def run_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with ASSUMED_TPF.at(device, arguments.tpf):
         for name in arguments.decoders:
             for together in arguments.together:
-                for pass_ in ("first", "again"):  # the first compiles and captures
-                    row = put_engine_load(lm, name, together, arguments.rounds, length)
+                passes = ("first", "again", *(["shared"] if arguments.prefix else []))
+                for pass_ in passes:  # the first compiles and captures
+                    prompts = random_prompts(lm, together * arguments.rounds, length // 2 + arguments.prefix)
+                    if pass_ == "shared":
+                        prompts = [
+                            prompts[0][: arguments.prefix] + one[arguments.prefix :] for one in prompts
+                        ]
+                    row = put_engine_load(lm, name, together, prompts, length)
                     found.append({"decoder": name, "requests": together, "pass": pass_, **row})
                     print(json.dumps(found[-1]), flush=True)
                 free_memory(device)
     return found
 
 
-def put_engine_load(lm: Any, name: str, together: int, rounds: int, length: int) -> dict[str, float]:
-    from machine import random_prompts
+def put_engine_load(
+    lm: Any, name: str, together: int, prompts: list[list[int]], length: int
+) -> dict[str, float]:
     from tad.decoding import get_decoder
     from tad.serving import Begun, Engine, Failed, Finished, Job
 
     decoder = get_decoder(name, lm.family.name, stop="off").prepared(length, lm.family.logit_shift)
-    prompts = random_prompts(lm, together * rounds, length // 2)
     jobs = iter(Job(tuple(prompt), decoder, length, length, adapter=False) for prompt in prompts)
     answered: SimpleQueue[Any] = SimpleQueue()
     waits: list[float] = []
@@ -371,7 +377,7 @@ def put_engine_load(lm: Any, name: str, together: int, rounds: int, length: int)
     for _ in range(together):
         engine.submit(next(jobs), listen)
     finished = []
-    while len(finished) < together * rounds:
+    while len(finished) < len(prompts):
         event = answered.get(timeout=600)
         if isinstance(event, Failed):
             raise SystemExit(f"a request failed: {event.message}")
@@ -388,7 +394,12 @@ def put_engine_load(lm: Any, name: str, together: int, rounds: int, length: int)
         "rows/forward": round(rows / forwards, 2),
         "requests/s": round(len(finished) / seconds, 3),
         "tokens/s": round(sum(event.counted for event in finished) / seconds, 1),
-        "latency p50 s": round(sorted(event.seconds for event in finished)[len(finished) // 2], 3),
+        **{
+            f"latency p{part} s": round(
+                sorted(event.seconds for event in finished)[len(finished) * part // 100], 3
+            )
+            for part in (50, 99)
+        },
         "longest wait s": round(max(waits), 3),
     }
 
@@ -418,6 +429,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, help="with --shape: answers per request at once")
     parser.add_argument("--tpf", type=float, default=8.5, help="with --shape: assumed tokens per forward")
+    parser.add_argument("--prefix", type=int, default=0, help="with --shape: tokens that prompts may share")
     parser.add_argument("--out", type=Path, help="folder for serve_load.json")
     arguments = parser.parse_args(words)
     if arguments.shape is None and arguments.tiny == (arguments.model is not None):
