@@ -51,9 +51,16 @@ def test_every_kind_of_answer_is_graded(tmp_path: Path, sandbox: Sandbox) -> Non
     )
 
 
-def test_the_prompt_is_the_question_alone(tmp_path: Path) -> None:
-    task = get_task(write(tmp_path / "mine.jsonl", {"question": "How many?", "answer": "3"}))
-    assert task.prompt(task.examples()[0]).as_chat() == [{"role": "user", "content": "How many?"}]
+def test_the_prompt_is_the_question_or_the_tasks_template(tmp_path: Path) -> None:
+    name = write(tmp_path / "mine.jsonl", {"question": "How many {x}?", "answer": "3"})
+    worded = get_task(name, template="Q: {question}\nA:", instruction="Show every step.")
+    (example,) = worded.examples()
+    for task, text in ((get_task(name), "How many {x}?"), (worded, "Q: How many {x}?\nA:")):
+        assert task.prompt(example).as_chat() == [{"role": "user", "content": text}]
+    assert worded.prompt(example, "plain").text == "How many {x}?"
+    assert worded.instruction == "Show every step."
+    with pytest.raises(TadError, match="'template'"):
+        get_task(name, template="no question")
 
 
 def test_a_relative_file_is_looked_up_in_the_data_directory(tmp_path: Path) -> None:

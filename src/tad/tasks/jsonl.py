@@ -3,7 +3,7 @@
 A row of the jsonl (or jsonl.gz, or parquet) file has `question`, and either `answer` (a number, a LaTeX expression or
 plain text) or `tests` (Python source, or a list of asserts, that a program must pass). Optional: `id`, `reference` (what
 a teacher may read; default: the answer), `level`, `grader` (`number`, `math` or `text`; default: `number` if the answer
-is one, else `math`).
+is one, else `math`). The options `template` and `instruction` word the prompts of the model and of its privileged teacher.
 """
 
 from __future__ import annotations
@@ -36,11 +36,20 @@ class Jsonl(DatasetTask):
         self,
         data_dir: str | Path | None = None,
         path: str | Path | None = None,
+        template: str = "{question}",
+        instruction: str = "",
         contained: bool = True,
         sandbox: Sandbox | None = None,
     ) -> None:
-        """`path` is the file; a relative one is looked up in `data_dir` if it is not here."""
+        """`path` is the file; a relative one is looked up in `data_dir` if it is not here.
+
+        `template` is the text put to the model, with `{question}` where the question stands; `instruction` is what a
+        privileged prompt asks for behind the reference (empty: the usual one). Both should be in words the model knows.
+        """
         super().__init__(data_dir)
+        if "{question}" not in template:
+            raise TadError(f"task 'jsonl': option 'template' should contain {{question}}; it is {template!r}")
+        self.template, self.instruction = template, instruction
         if path is None:
             raise TadError("task 'jsonl' needs a file: write jsonl:FILE")
         here = Path(path)
@@ -73,7 +82,8 @@ class Jsonl(DatasetTask):
 
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
-        return Prompt.from_user(example.question)
+        form = self.template if template == "tad" else "{question}"
+        return Prompt.from_user(form.replace("{question}", example.question))
 
     def can_vote(self, example: Example) -> bool:
         return example.meta["grader"] != "tests"

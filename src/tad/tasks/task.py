@@ -85,7 +85,7 @@ class Task(ABC):
     splits: ClassVar[tuple[str, ...]]
     default_split: ClassVar[str] = "test"
     templates: ClassVar[tuple[str, ...]] = ("tad",)
-    instruction: ClassVar[str] = ""  # what a privileged prompt asks for; empty for the usual one
+    instruction: str = ""  # what a privileged prompt asks for; empty for the usual one
     comparable: ClassVar[bool] = False  # answers are short and equal as strings, so that samples can vote
 
     @abstractmethod

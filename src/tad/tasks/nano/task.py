@@ -26,7 +26,7 @@ class NanoTask(Task):
     """One family. `size` is how many problems of a split to give, `seed` picks another world of the same kind."""
 
     splits: ClassVar[tuple[str, ...]] = SPLITS
-    instruction: ClassVar[str] = INSTRUCTION
+    instruction = INSTRUCTION
 
     def __init__(self, data_dir: str | Path | None = None, size: int | None = None, seed: int = 0) -> None:
         if size is not None and size < 1:
