@@ -61,3 +61,9 @@ def server(plain: LM) -> Iterator[Live]:
     """A server without a key, shared by tests that only ask."""
     with live(plain, Settings(batch=8)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def dream_server(dream: LM) -> Iterator[Live]:
+    with live(dream) as running:
+        yield running

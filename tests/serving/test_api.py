@@ -22,62 +22,77 @@ QUESTION = "What is six times seven?"
 SAMPLED = {"seed": 7, "temperature": 0.8, "top_p": 0.95}
 
 
-def client_of(server: Live, key: str = "unused") -> Any:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+def client_of(server: Live) -> Any:
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="unused", max_retries=0, http_client=server.client()
+    )
 
 
-def generated(lm: LM, prompt: Any, **settings: Any) -> Any:
-    return tad.generate(lm, prompt, **settings)
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "And you?"},
+]
+PARTS = [{"type": "text", "text": "And "}, {"type": "text", "text": "you?"}]
+SAME_TURNS = [
+    {**TURNS[0], "role": "developer"},
+    {**TURNS[1], "name": "me"},
+    {**TURNS[2], "refusal": None, "tool_calls": None},  # an answer as OpenAI's client gives it, sent back
+    {"role": "user", "content": PARTS},
+]
+# What a request says besides the question, and what `tad.generate` is given for it.
+CALLS: dict[str, tuple[dict, dict]] = {
+    "greedy": ({}, {}),
+    "sampled, cached": ({"decoder": "tad-cached", **SAMPLED}, {"decoder": "tad-cached", **SAMPLED}),
+    "threshold": ({"threshold": 2.0}, {"threshold": 2.0}),
+    "prefix": ({"prefix": "The answer is"}, {"prefix": "The answer is"}),
+    "several turns": ({"messages": SAME_TURNS}, {"prompts": TURNS}),
+    "one by one": ({"decoder": "one-by-one"}, {"decoder": "one-by-one"}),
+    "d2f, sampled": ({"decoder": "d2f", **SAMPLED}, {"decoder": "d2f", **SAMPLED}),
+}
 
 
-@pytest.fixture(params=["plain", "dream"])
-def served(request: pytest.FixtureRequest, server: Live) -> Any:
-    """A model and a server for it; both families."""
-    lm = request.getfixturevalue(request.param)
-    if request.param == "plain":
-        yield lm, server
-        return
-    with live(lm) as running:
-        yield lm, running
-
-
-@pytest.mark.parametrize(
-    "decoder",
-    ["tad", "tad-cached", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one-by-one", "d2f"))],
-)
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_chat_equals_generate_streamed_or_not(served: Any, decoder: str, sampling: dict) -> None:
-    lm, server = served
-    seed = sampling.get("seed", 0)
-    overrides = {key: value for key, value in sampling.items() if key != "seed"}
-    wanted = generated(lm, QUESTION, decoder=decoder, gen_length=64, seed=seed, **overrides)
-    call = {
-        "model": server.model,
-        "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": 64,
-        "extra_body": {"decoder": decoder},
-        **sampling,
-    }
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("family", ["plain", "dream"])
+def test_chat_equals_generate_streamed_or_not(
+    call: str, family: str, server: Live, dream_server: Live, request: pytest.FixtureRequest
+) -> None:
+    lm, server = request.getfixturevalue(family), server if family == "plain" else dream_server
+    fields, settings = CALLS[call]
+    wanted = tad.generate(lm, **{"prompts": QUESTION, "gen_length": 64, **settings})
+    if call != "greedy":
+        assert wanted.decoded != tad.generate(lm, QUESTION, gen_length=64).decoded
+    asked = {"model": server.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
+    ours = {name: fields[name] for name in ("decoder", "threshold", "prefix") if name in fields}
+    asked |= {name: value for name, value in fields.items() if name not in ours} | {"extra_body": ours}
     client = client_of(server)
-    whole = client.chat.completions.create(**call)
+    whole = client.chat.completions.create(**asked)
     assert whole.choices[0].message.content == wanted.text
     assert whole.usage.completion_tokens == len(wanted.decoded.content)
     assert whole.usage.forwards == wanted.forwards
     assert whole.usage.tpf == pytest.approx(wanted.tpf)
-    chunks = list(client.chat.completions.create(**call, stream=True))
+    assert whole.tad["threshold"] == settings.get("threshold", whole.tad["threshold"])
+    chunks = list(client.chat.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_completion_equals_raw_generate_streamed_or_not(served: Any) -> None:
-    lm, server = served
-    wanted = generated(lm, "Once upon a time", decoder="tad", gen_length=32, raw=True)
-    call = {"model": server.model, "prompt": "Once upon a time", "max_tokens": 32}
+@pytest.mark.parametrize("as_ids", [False, True], ids=["texts", "token ids"])
+def test_completions_equal_raw_generate(plain: LM, server: Live, as_ids: bool) -> None:
+    prompts = ["Once upon a time", "The end", "x"]
+    ids = [plain.encode_text(prompt) for prompt in prompts]
+    wanted = [tad.generate(plain, prompt, gen_length=32, raw=True).text for prompt in prompts]
+    call = {"model": server.model, "max_tokens": 32}
     client = client_of(server)
-    assert client.completions.create(**call).choices[0].text == wanted.text
-    chunks = list(client.completions.create(**call, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == wanted.text
+    answer = client.completions.create(prompt=ids if as_ids else prompts, **call)
+    assert [choice.text for choice in answer.choices] == wanted
+    assert answer.usage.prompt_tokens == sum(map(len, ids))
+    one = ids[0] if as_ids else prompts[0]
+    assert client.completions.create(prompt=one, **call).choices[0].text == wanted[0]
+    chunks = list(client.completions.create(prompt=one, stream=True, **call))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == wanted[0]
 
 
 def test_control_tokens_in_a_prompt_are_text_unless_asked_for(plain: LM, server: Live) -> None:
@@ -91,32 +106,8 @@ def test_control_tokens_in_a_prompt_are_text_unless_asked_for(plain: LM, server:
     assert counts[1] == len(plain.encode_text(call["prompt"])) > 1
 
 
-def test_a_prompt_of_token_ids_is_taken_as_it_is(plain: LM, server: Live) -> None:
-    call = {"model": server.model, "max_tokens": 32}
-    ids = plain.encode_text("Once upon a time")
-    client = client_of(server)
-    by_text = client.completions.create(**call, prompt="Once upon a time")
-    by_ids = client.completions.create(**call, prompt=ids)
-    assert by_ids.choices[0].text == by_text.choices[0].text
-    assert by_ids.usage.prompt_tokens == len(ids)
-
-
-def test_a_conversation_with_system_and_parts(plain: LM, server: Live) -> None:
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello."},
-        {"role": "user", "content": "And you?"},
-    ]
-    wanted = generated(plain, chat, gen_length=32)
-    parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "you?"}]
-    asked = [*chat[:3], {"role": "user", "content": parts}]
-    answer = client_of(server).chat.completions.create(model=server.model, messages=asked, max_tokens=32)
-    assert answer.choices[0].message.content == wanted.text
-
-
 def test_max_tokens_is_rounded_up_to_a_block_and_the_answer_cut(plain: LM, server: Live) -> None:
-    wanted = generated(plain, QUESTION, gen_length=64)
+    wanted = tad.generate(plain, QUESTION, gen_length=64)
     cut = plain.decode(wanted.decoded.answer[:40])
     for field in ("max_tokens", "max_completion_tokens"):
         answer = server.chat(QUESTION, **{field: 40}).json()
@@ -127,7 +118,7 @@ def test_max_tokens_is_rounded_up_to_a_block_and_the_answer_cut(plain: LM, serve
 
 
 def test_stop_ends_the_answer_before_it(plain: LM, server: Live) -> None:
-    text = generated(plain, QUESTION, gen_length=64).text
+    text = tad.generate(plain, QUESTION, gen_length=64).text
     whole = server.chat(QUESTION, max_tokens=64).json()
     stop = next(
         text[i : i + 2]
@@ -150,19 +141,10 @@ def test_without_a_seed_one_is_drawn_and_told(server: Live) -> None:
     assert again["choices"] == first["choices"]
 
 
-def test_the_threshold_is_a_choice_of_each_request(plain: LM, server: Live) -> None:
-    wanted = generated(plain, QUESTION, gen_length=32, threshold=2.0)
-    answer = server.chat(QUESTION, max_tokens=32, threshold=2.0).json()
-    assert answer["choices"][0]["message"]["content"] == wanted.text
-    assert answer["usage"]["forwards"] == wanted.forwards
-    assert answer["usage"]["forwards"] != server.chat(QUESTION, max_tokens=32).json()["usage"]["forwards"]
-    assert answer["tad"]["threshold"] == 2.0
-
-
 def test_the_adapter_is_a_choice_of_each_request_and_on_by_default(student: LM) -> None:
-    on = generated(student, QUESTION, gen_length=32)
+    on = tad.generate(student, QUESTION, gen_length=32)
     with student.base():
-        off = generated(student, QUESTION, gen_length=32)
+        off = tad.generate(student, QUESTION, gen_length=32)
     assert on.text != off.text
     with live(student) as server:
         said = {
@@ -260,7 +242,7 @@ def test_the_servers_own_decoder_and_threshold_are_the_default(plain: LM) -> Non
     with live(plain, Settings(decoder="fast-dllm", threshold=0.3, name="mine")) as server:
         answer = server.chat(QUESTION, max_tokens=32).json()
         card = server.client().get("/v1/models/mine").json()
-    wanted = generated(plain, QUESTION, decoder="fast-dllm", gen_length=32, threshold=0.3)
+    wanted = tad.generate(plain, QUESTION, decoder="fast-dllm", gen_length=32, threshold=0.3)
     assert answer["choices"][0]["message"]["content"] == wanted.text
     assert (answer["model"], answer["tad"]["decoder"], answer["tad"]["threshold"]) == (
         "mine",
@@ -312,11 +294,13 @@ def test_examples_come_with_nano_models_only(
         ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "x", "cache": True}]}, "messages.0.cache"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
         ({"stop": ["\ud800"]}, "stop.0"),
         ({"model": 3}, "model"),
+        ({"model": None}, "model"),
+        ({"messages": None}, "messages"),
     ],
 )  # fmt: skip
 def test_a_field_that_does_not_fit_is_refused_by_name(server: Live, fields: dict, param: str) -> None:
@@ -363,28 +347,10 @@ def test_values_that_change_nothing_and_nulls_are_accepted(server: Live) -> None
     assert server.client().post("/v1/completions", json=completion).status_code == 200
 
 
-def test_developer_is_another_name_of_system(plain: LM, server: Live) -> None:
-    texts = []
-    for role in ("system", "developer"):
-        chat = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-        answer = client_of(server).chat.completions.create(model=server.model, messages=chat, max_tokens=32)
-        texts.append(answer.choices[0].message.content)
-    assert (
-        texts[0] == texts[1] == generated(plain, [{**chat[0], "role": "system"}, chat[1]], gen_length=32).text
-    )
-
-
-def test_prefix_is_what_the_answer_begins_with(plain: LM, server: Live) -> None:
-    wanted = generated(plain, QUESTION, gen_length=32, prefix="The answer is")
-    answer = server.chat(QUESTION, max_tokens=32, prefix="The answer is").json()
-    assert answer["choices"][0]["message"]["content"] == wanted.text
-    assert wanted.text != generated(plain, QUESTION, gen_length=32).text
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_n_answers_have_seeds_that_follow_each_other(plain: LM, server: Live, stream: bool) -> None:
     wanted = [
-        generated(plain, QUESTION, gen_length=32, seed=7 + number, temperature=0.8).text
+        tad.generate(plain, QUESTION, gen_length=32, seed=7 + number, temperature=0.8).text
         for number in range(3)
     ]
     assert len(set(wanted)) == 3
@@ -410,18 +376,8 @@ def test_n_answers_have_seeds_that_follow_each_other(plain: LM, server: Live, st
     assert texts == wanted
 
 
-@pytest.mark.parametrize("as_ids", [False, True], ids=["texts", "token ids"])
-def test_several_prompts_are_answered_in_their_order(plain: LM, server: Live, as_ids: bool) -> None:
-    prompts = ["Once upon a time", "The end", "x"]
-    asked = [plain.encode_text(prompt) for prompt in prompts] if as_ids else prompts
-    answer = client_of(server).completions.create(model=server.model, prompt=asked, max_tokens=32)
-    wanted = [generated(plain, prompt, gen_length=32, raw=True).text for prompt in prompts]
-    assert [choice.text for choice in answer.choices] == wanted
-    assert answer.usage.prompt_tokens == sum(len(plain.encode_text(prompt)) for prompt in prompts)
-
-
 def test_logprobs_are_the_confidences_of_the_revealed_tokens(plain: LM, server: Live) -> None:
-    row = generated(plain, QUESTION, gen_length=32).decoded
+    row = tad.generate(plain, QUESTION, gen_length=32).decoded
     wanted = [math.log(sure) for sure in row.confidence[: len(row.answer)]]
     call = {"model": server.model, "max_tokens": 32, "messages": [{"role": "user", "content": QUESTION}]}
     client = client_of(server)
@@ -460,26 +416,30 @@ def test_the_request_log_has_a_line_per_request_and_no_text(
     assert not any("secret" in word for line in lines for word in line)
 
 
-@pytest.mark.parametrize("client", ["langchain", "open-webui", "curl"])
-def test_requests_as_other_clients_send_them_are_answered(server: Live, client: str) -> None:
-    """Bodies as these clients make them."""
-    user = {"role": "user", "content": "hi"}
-    bodies = {
-        "langchain": {"messages": [user], "n": 1, "temperature": 0.7, "stream": False, "max_completion_tokens": 32},
-        "open-webui": {"stream": True, "messages": [{"role": "system", "content": "Be brief."}, user],
-                       "stream_options": {"include_usage": True}, "max_tokens": 32},
-        "curl": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 32},
-    }  # fmt: skip
-    body = {"model": server.model, **bodies[client]}
-    assert server.client().post("/v1/chat/completions", json=body).status_code == 200
+USER = {"role": "user", "content": "hi"}
+RECORDED = {
+    "langchain chat": {"stream": False, "messages": [{"content": "hi", "name": "me", "role": "user"},
+        {"content": "Hello.", "role": "assistant"}, {"content": [{"type": "text", "text": "again"}], "role": "user"}],
+        "max_completion_tokens": 32, "stop": ["\n"], "temperature": 0.7},
+    "langchain stream": {"stream": True, "messages": [USER], "logprobs": True, "seed": 3,
+        "stream_options": {"include_usage": True}},
+    "langchain completion": {"prompt": ["Once"], "frequency_penalty": 0, "logprobs": None, "max_tokens": 32, "n": 1,
+        "presence_penalty": 0, "seed": None, "temperature": 0.7, "top_p": 1},
+    "open webui": {"stream": True, "messages": [TURNS[0], USER], "stream_options": {"include_usage": True}},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("field", ["model", "messages"])
-def test_a_missing_field_is_named(server: Live, field: str) -> None:
-    body = server.body()
-    del body[field]
-    error = server.client().post("/v1/chat/completions", json=body).json()["error"]
-    assert error["param"] == field
+@pytest.mark.parametrize("client", RECORDED)
+def test_requests_that_other_clients_were_seen_to_send_are_answered(server: Live, client: str) -> None:
+    body = {"model": server.model, **RECORDED[client]}
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    response = server.client().post(path, json=body)
+    assert response.status_code == 200, response.text
+
+
+def test_a_missing_field_is_named(server: Live) -> None:
+    error = server.client().post("/v1/chat/completions", json={"model": server.model}).json()["error"]
+    assert error["param"] == "messages"
 
 
 def test_another_model_is_not_found(server: Live) -> None:

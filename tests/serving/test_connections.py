@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import httpx
 import pytest
 from live_server import Live, live, wait_until
-from test_leaving import Process, Slow, open_request
+from test_leaving import HALF as HEAD
+from test_leaving import Slow, open_request
 
 from tad.models import LM
 from tad.serving import Settings
-
-HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def connect(port: int) -> socket.socket:
@@ -140,7 +136,7 @@ def test_where_all_connections_are_at_work_another_gets_a_503(
 def test_streams_nobody_reads_are_dropped_and_another_client_is_served(
     plain: LM, monkeypatch: pytest.MonkeyPatch, receive_buffer: int, n: int
 ) -> None:
-    Slow(plain, monkeypatch, seconds=0.1)  # 12 s for an answer of 128 forwards
+    Slow(plain, monkeypatch, seconds=0.05)  # 6 s for an answer of 128 forwards
     with live(plain, Settings(batch=16, stall_seconds=0.4)) as server:
         options = {"max_tokens": 128, "decoder": "one-by-one", "stream": True, "reveals": True, "n": n}
         stalled = [open_request(server, receive_buffer, **options) for _ in range(16 // n)]
@@ -160,7 +156,7 @@ def test_a_client_that_reads_slowly_or_waits_for_a_slow_model_is_not_dropped(
     Slow(plain, monkeypatch, seconds=0.05)
     with live(plain, Settings(stall_seconds=0.4)) as server:
         connection = open_request(
-            server, 1024, max_tokens=64, decoder="one-by-one", stream=True, reveals=True
+            server, 1024, max_tokens=32, decoder="one-by-one", stream=True, reveals=True
         )
         answer = b""
         while not answer.endswith(b"0\r\n\r\n"):
@@ -186,33 +182,3 @@ def test_health_takes_no_body_and_does_not_wait_for_one(server: Live, head: byte
         connection.settimeout(2)
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
         assert is_closed_within(connection, 2.0)
-
-
-@pytest.mark.parametrize(
-    "key", [pytest.param((), marks=pytest.mark.slow), ("--api-key", "secret")], ids=["open", "with a key"]
-)
-def test_400_silent_connections_do_not_exhaust_256_descriptors(
-    checkpoint: Path, key: tuple[str, ...]
-) -> None:
-    def lower_limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-
-    server = Process(checkpoint, *key, before=lower_limit)
-    port = int(server.url.rpartition(":")[2])
-    silent = [connect(port) for _ in range(400)]
-    for number, one in enumerate(silent):
-        try:
-            one.sendall((b"", HEAD, b"\x00garbage\r\n\r\n")[number % 3])
-        except OSError:
-            continue  # it had to make room
-    headers = {"authorization": "Bearer secret"}
-    began = time.monotonic()
-    for _ in range(5):
-        assert httpx.get(f"{server.url}/v1/models", headers=headers, trust_env=False).status_code == 200
-    assert time.monotonic() - began < 5
-    code, _, err = server.stop()
-    for one in silent:
-        one.close()
-    assert code == 0, err
-    assert len(err) < 2000
-    assert "Traceback" not in err

@@ -15,7 +15,7 @@ from live_server import Live, live, wait_until
 from tad.models import LM
 from tad.serving import Settings
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+REFUSALS = {400, 401, 403, 404, 405, 408, 413, 415, 429, 503}
 
 
 @pytest.fixture(scope="module")
@@ -31,33 +31,36 @@ def assert_alive(server: Live) -> None:
     wait_until(lambda: server.engine.running + server.engine.waiting == 0)
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(300, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=str)
-def test_requests_made_from_the_schema(target: Live, mode: Any, examples: int) -> None:
-    from schemathesis.checks import not_a_server_error
-    from schemathesis.specs.openapi.checks import (
-        content_type_conformance,
-        response_schema_conformance,
-        status_code_conformance,
-    )
+def check_response(response: Any, path: str) -> None:
+    """An answer that OpenAI's client reads, or a refusal in its shape."""
+    types = pytest.importorskip("openai.types", reason="OpenAI's client is not installed")
+    if response.status_code != 200:
+        assert response.status_code in REFUSALS, response.text
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+    elif "text/event-stream" in str(response.headers["content-type"]):
+        assert response.text.endswith("data: [DONE]\n\n"), response.text[-300:]
+    elif path.endswith("completions"):
+        kind = types.chat.ChatCompletion if "chat" in path else types.Completion
+        kind.model_validate(response.json(), strict=True)
 
-    # Not among them: that whatever fits the schema is accepted. A conversation that ends with the assistant fits it.
-    checks = [
-        not_a_server_error,
-        status_code_conformance,
-        content_type_conformance,
-        response_schema_conformance,
-    ]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("negative", [False, True], ids=["fits", "does not fit"])
+def test_requests_made_from_the_schema(target: Live, negative: bool) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+    mode = schemathesis.GenerationMode.NEGATIVE if negative else schemathesis.GenerationMode.POSITIVE
     schema = schemathesis.openapi.from_dict(target.app.openapi())
     seen: dict[int, int] = {}
     for found in schema.get_all_operations():
         operation = found.ok()
-        if mode is schemathesis.GenerationMode.NEGATIVE and operation.method == "get":
+        if negative and operation.method == "get":
             continue  # without parameters there is nothing to get wrong
 
         @given(case=operation.as_strategy(mode))
         @settings(
-            max_examples=examples,
+            max_examples=300,
             deadline=None,
             database=None,
             derandomize=True,
@@ -69,12 +72,12 @@ def test_requests_made_from_the_schema(target: Live, mode: Any, examples: int) -
                 case.body["model"] = target.model  # else every request ends at the model's name
             response = case.call(base_url=target.url)
             seen[response.status_code] = seen.get(response.status_code, 0) + 1
-            case.validate_response(response, checks=checks)
+            check_response(response, case.path)
 
         check()
     assert_alive(target)
     assert seen.get(400, 0) > 0
-    assert seen.get(200, 0) > 0 or mode is schemathesis.GenerationMode.NEGATIVE
+    assert seen.get(200, 0) > 0 or negative
 
 
 def broken_bodies(server: Live, number: int) -> Iterator[bytes]:
@@ -124,7 +127,7 @@ def broken_bodies(server: Live, number: int) -> Iterator[bytes]:
         yield text
 
 
-@pytest.mark.parametrize("number", [250, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [60, pytest.param(5000, marks=pytest.mark.slow)])
 def test_malformed_bodies(target: Live, number: int) -> None:
     statuses: dict[int, int] = {}
     with target.client(headers={"content-type": "application/json"}) as client:
@@ -133,8 +136,7 @@ def test_malformed_bodies(target: Live, number: int) -> None:
             response = client.post(path, content=body)
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
             assert response.status_code < 500, (body[:300], response.text)
-            if response.status_code >= 400:
-                assert response.json()["error"]["message"], body[:300]
+            check_response(response, path)
     assert sum(statuses.values()) == number
     assert statuses[400] > number // 2
     assert_alive(target)

@@ -139,12 +139,6 @@ def test_an_option_the_task_does_not_have_is_refused(app: typer.Typer, mine: str
         run(app, "grade", mine, texts, "--extraction", "flexible")
 
 
-def test_reasons_are_shortened_to_their_kind() -> None:
-    assert tasks.short_reason("different; expected 18") == "different"
-    assert tasks.short_reason("program: NameError: name 'x' is not defined") == "program: NameError"
-    assert tasks.short_reason("time limit") == "time limit"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

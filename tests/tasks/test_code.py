@@ -7,7 +7,7 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tad.tasks.code import cut_python_fence, first_fence, longest_program, mentioned_names, parse, sanitize
+from tad.tasks.code import cut_python_fence, fenced_or_all, longest_program, mentioned_names, parse, sanitize
 
 
 def test_the_first_python_fence_is_cut_out() -> None:
@@ -17,9 +17,9 @@ def test_the_first_python_fence_is_cut_out() -> None:
 
 
 def test_the_first_fence_of_any_language_is_found() -> None:
-    assert first_fence("a\n```\nx = 1\n```\n```python\ny\n```") == "x = 1\n"
-    assert first_fence("a\n```py\nx = 1\n") == "x = 1\n"
-    assert first_fence("x = 1") is None
+    assert fenced_or_all("a\n```\nx = 1\n```\n```python\ny\n```") == "x = 1\n"
+    assert fenced_or_all("a\n```py\nx = 1\n") == "x = 1\n"
+    assert fenced_or_all("x = 1") == "x = 1"
 
 
 def test_prose_around_a_program_is_dropped() -> None:

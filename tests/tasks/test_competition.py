@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tad.errors import TadError
-from tad.tasks import Example, get_task
+from tad.tasks import Example, equivalence, get_task
 from tad.tasks.competition import Math, find_answer
 from tad.tasks.equivalence import Comparer, Pair
-from tad.tasks.latex import last_boxed, normalize, number_base, tidy
+from tad.tasks.latex import last_boxed, normalize
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +57,6 @@ def test_the_closing_sentence_of_the_protocol_counts_where_there_is_no_box() -> 
     assert find_answer("it is 3") is None
 
 
-def test_spelling_does_not_matter() -> None:
-    assert normalize(r"\dfrac{1}{2}") == normalize(r"\frac12") == normalize(r"$ \frac 1 2 $.")
-    assert normalize(r"\left( 1, 2 \right)") == normalize("(1,2)")
-    assert normalize(r"\text{Evelyn}") == normalize("Evelyn")
-    assert normalize("111, \\! 111") == normalize("111,111")
-    assert normalize("(1,2)") != normalize("(1,3)")
-    assert tidy(r"\frac \pi4 + 2.") == r"\frac{\pi}{4} + 2"
-
-
-def test_a_base_is_read_from_the_subscript() -> None:
-    assert [number_base(text) for text in ("2516_8", "40_{10}", r"101_{\text{two}}", "5")] == [
-        "8",
-        "10",
-        "two",
-        None,
-    ]
-
-
 @pytest.mark.parametrize(
     ("gold", "given"),
     [
@@ -87,6 +69,8 @@ def test_a_base_is_read_from_the_subscript() -> None:
         (r"32348", r"\$32,\!348"),
         ("90", r"90^\circ"),
         (r"\text{Evelyn}", "Evelyn"),
+        (r"\left( 1, 2 \right)", "(1,2)"),
+        (r"\frac12", r" \frac 1 2 ."),
         ("3, -3", r"\pm 3"),
         ("x^2+2x+1", "(x+1)^2"),
         (r"\left(\frac{2}{5}, \frac{1}{2}\right)", "(0.4, 0.5)"),
@@ -109,6 +93,7 @@ def test_equal_answers_are_accepted(task: Math, gold: str, given: str) -> None:
         ("(5, 2)", "(7, 1)"),
         (r"\text{Evelyn}", r"\text{Evan}"),
         ("2516_8", "2516_9"),
+        ("40_{10}", r"40_{\text{two}}"),
         (r"\left( \frac{2}{5}, \frac{1}{2} \right)", r"-\left( \frac{2}{5}, \frac{1}{2} \right)"),
         (r"\frac{7}{5} + \frac{1}{5} i.", r"\frac{8}{5} + \frac{1}{5} i."),
         ("x=4", "x=5"),
@@ -150,7 +135,8 @@ def test_a_hanging_comparison_costs_one_verdict_and_the_next_is_right() -> None:
     comparer.close()
 
 
-def test_a_worker_that_ignores_its_alarm_is_killed_and_replaced() -> None:
+def test_a_worker_that_ignores_its_alarm_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "GRACE_SECONDS", 0.2)
     comparer = Comparer(workers=1, seconds=1.0)
     assert comparer.compare(Pair("1", "1")).equal
     process = comparer._workers[0]._process
@@ -172,13 +158,7 @@ def test_a_worker_that_dies_is_replaced() -> None:
     process.kill()
     process.wait()
     assert comparer.compare(Pair("2", "2")).reason == "comparison crashed"
-    assert comparer.compare(Pair("2", "2")).equal
-    comparer.close()
-
-
-def test_answers_can_be_compared_from_a_thread() -> None:
-    comparer = Comparer(workers=1)
-    results: list[bool] = []
+    results: list[bool] = []  # from another thread: alarms work in a process's first one only
     thread = threading.Thread(target=lambda: results.append(comparer.compare(Pair("0.5", r"\frac12")).equal))
     thread.start()
     thread.join()

@@ -53,23 +53,6 @@ def test_three_examples_of_each_benchmark_are_pinned() -> None:
             assert sum(case["task"] == task and case["template"] == template for case in PUBLISHED) == 3
 
 
-def test_the_shape_of_each_prompt_is_as_described() -> None:
-    first = {(case["task"], case["template"]): build_prompt(case) for case in reversed(PUBLISHED)}
-    gsm8k = first["gsm8k", "tad"].text
-    assert gsm8k.startswith("Question: Janet")
-    assert gsm8k.endswith("\nAnswer: Please reason step by step, and put your final answer within \\boxed{}.")
-    assert first["gsm8k", "cot-zeroshot"].text.endswith("\nA: Let's think step by step.")
-    assert first["math", "tad"].text.count("Problem:\n") == 5
-    assert first["math", "tad"].text.count("I hope it is correct.") == 4
-    assert first["humaneval", "tad"].text.endswith("\n```\n ")
-    assert first["humaneval-instruct", "tad"].prefix.startswith(
-        "Here is the completed function:\n```python\nfrom typing"
-    )
-    assert first["mbpp", "tad"].text.count("[BEGIN]") == 4
-    assert first["mbpp", "tad"].text.count("\r\n") == 11
-    assert first["mbpp-instruct", "tad"].prefix == "\n```python\n"
-
-
 def test_no_prompt_contains_the_answer(data_dir: Path) -> None:
     for name in ("gsm8k", "math", "humaneval", "humaneval-instruct", "mbpp", "mbpp-instruct"):
         task = get_task(name, data_dir)

@@ -13,17 +13,9 @@ from tad.tasks import Prompt, Score, Verdict, check_contamination, get_task, reg
 
 
 def test_every_registered_benchmark_can_be_made() -> None:
-    for name in (
-        "gsm8k",
-        "math",
-        "prm12k",
-        "humaneval",
-        "humaneval-instruct",
-        "mbpp",
-        "mbpp-instruct",
-        "kodcode",
-    ):
-        assert name in task_names()
+    for name in task_names():
+        if name == "jsonl":  # needs a file
+            continue
         task = get_task(name)
         assert task.name == name
         assert "tad" in task.templates
@@ -78,16 +70,11 @@ def test_a_prefix_becomes_the_open_assistant_turn() -> None:
     assert Prompt.from_user("q", prefix="p").as_chat()[-1] == {"role": "assistant", "content": "p"}
 
 
-def test_the_standard_error_is_that_of_a_mean_of_outcomes() -> None:
-    score = Score.of([Verdict(True, ""), Verdict(True, ""), Verdict(False, ""), Verdict(False, "")])
-    assert (score.accuracy, score.count, score.correct) == (0.5, 4, 2)
-    assert score.standard_error == pytest.approx(math.sqrt(0.25 / 3))
-    assert math.isnan(Score.of([]).accuracy)
-
-
 @given(st.lists(st.booleans(), min_size=2))
 def test_the_standard_error_equals_the_sample_deviation_over_root_n(outcomes: list[bool]) -> None:
     score = Score.of([Verdict(outcome, "") for outcome in outcomes])
     mean = sum(outcomes) / len(outcomes)
     variance = sum((outcome - mean) ** 2 for outcome in outcomes) / (len(outcomes) - 1)
     assert score.standard_error == pytest.approx(math.sqrt(variance / len(outcomes)))
+    assert (score.accuracy, score.count) == (pytest.approx(mean), len(outcomes))
+    assert math.isnan(Score.of([]).accuracy)

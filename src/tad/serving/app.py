@@ -23,17 +23,8 @@ from tad.serving.card import model_card
 from tad.serving.engine import Begun, Engine, Failed, RefusedError
 from tad.serving.errors import ApiError, error_body, explain
 from tad.serving.metrics import CONTENT_TYPE, FACTS, Metrics, MetricsMiddleware
-from tad.serving.middleware import RequestMiddleware
-from tad.serving.schema import (
-    ChatAnswer,
-    ChatRequest,
-    CompletionAnswer,
-    CompletionRequest,
-    ErrorBody,
-    Health,
-    ModelCard,
-    ModelList,
-)
+from tad.serving.middleware import RequestMiddleware, retry_later
+from tad.serving.schema import ChatRequest, CompletionRequest
 from tad.serving.settings import Settings
 from tad.serving.stream import Answer, EventStream, Listener
 from tad.serving.validation import RequestValidator
@@ -43,10 +34,6 @@ PAGE = {
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
 }
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
-}
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def create_app(lm: LM, settings: Settings | None = None) -> FastAPI:
@@ -78,17 +65,15 @@ def create_app(lm: LM, settings: Settings | None = None) -> FastAPI:
     _add_api(app, validator, engine, metrics)
     _add_page(app)
 
-    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
+    @app.get("/health")
     async def health() -> Response:
         if engine.draining:
-            return JSONResponse(
-                {"status": "draining"}, 503, {"retry-after": str(max(1, round(settings.grace)))}
-            )
+            return JSONResponse({"status": "draining"}, 503, retry_later(settings))
         return JSONResponse(
             {"status": "ok"} if engine.alive else {"status": "failed"}, 200 if engine.alive else 503
         )
 
-    @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, 401: _REFUSALS[401]})
+    @app.get("/metrics")
     async def show_metrics() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
@@ -100,7 +85,6 @@ def create_app(lm: LM, settings: Settings | None = None) -> FastAPI:
 
 def _add_api(app: FastAPI, validator: RequestValidator, engine: Engine, metrics: Metrics) -> None:
     card = model_card(validator)
-    posted: dict[str, Any] = {"responses": {**_REFUSALS, **_STREAM}}
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         """Decode, and answer with one object or a stream. The status is decided when decoding begins."""
@@ -133,23 +117,19 @@ def _add_api(app: FastAPI, validator: RequestValidator, engine: Engine, metrics:
             if not streaming:
                 done()
 
-    @app.post("/v1/chat/completions", response_model=ChatAnswer, **posted)
+    @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
         return await answer(request, body)
 
-    @app.post("/v1/completions", response_model=CompletionAnswer, **posted)
+    @app.post("/v1/completions")
     async def complete(request: Request, body: CompletionRequest) -> Response:
         return await answer(request, body)
 
-    @app.get("/v1/models", response_model=ModelList, responses={401: _REFUSALS[401]})
+    @app.get("/v1/models")
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": [card]})
 
-    @app.get(
-        "/v1/models/{name:path}",
-        response_model=ModelCard,
-        responses={status: _REFUSALS[status] for status in (401, 404)},
-    )
+    @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
         validator.check_model(name)
         return JSONResponse(card)

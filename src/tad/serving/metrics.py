@@ -71,7 +71,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("tad_running", "requests being decoded", value=self.engine.running)
         yield GaugeMetricFamily("tad_waiting", "requests in the queue", value=self.engine.waiting)
         yield GaugeMetricFamily(
-            "tad_sessions", "groups of requests that share forwards", value=self.engine.batches
+            "tad_batches", "groups of requests that share forwards", value=self.engine.batches
         )
 
 

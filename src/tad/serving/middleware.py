@@ -74,7 +74,7 @@ class RequestMiddleware:
 
     def _check_draining(self, path: str) -> None:
         if self.engine.draining and path not in (OPEN_PATH, "/metrics"):
-            headers = {"retry-after": str(max(1, round(self.settings.grace))), "connection": "close"}
+            headers = {**retry_later(self.settings), "connection": "close"}
             raise ApiError(503, "the server is shutting down", code="shutdown", headers=headers)
 
     async def _take_body(self, scope: Scope, receive: Receive) -> Receive:
@@ -167,6 +167,11 @@ class Access:
             return False
         assert self._key is not None
         return hmac.compare_digest(_digest(given), self._key)
+
+
+def retry_later(settings: Settings) -> dict[str, str]:
+    """When a server that is being replaced should be there again."""
+    return {"retry-after": str(max(1, round(settings.grace)))}
 
 
 def only(headers: Headers, name: str) -> str | None:

@@ -1,10 +1,10 @@
-"""Requests and responses of the API, field by field. Unknown fields and wrong types are refused, nothing is converted."""
+"""Requests of the API, field by field. Unknown fields and wrong types are refused, nothing is converted."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
 def _check_text(text: str) -> str:
@@ -21,6 +21,16 @@ Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: Any) -> Any:
+        """Null says nothing: clients send back messages with every field that OpenAI's have, `refusal: null` and so on."""
+        if not isinstance(fields, dict):
+            return fields
+        return {
+            name: value for name, value in fields.items() if value is not None or name in cls.model_fields
+        }
+
 
 class TextPart(_Request):
     type: Literal["text"]
@@ -30,6 +40,7 @@ class TextPart(_Request):
 class ChatMessage(_Request):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    name: Text | None = None  # of a participant; chat templates here have no place for it
 
     @property
     def text(self) -> str:
@@ -129,88 +140,3 @@ class CompletionRequest(GenerationRequest):
     @property
     def wants_logprobs(self) -> bool:
         return self.logprobs is not None
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    forwards: int
-    tpf: float
-
-
-class Details(BaseModel):
-    """How the answer came about."""
-
-    decoder: str
-    threshold: float | None
-    adapter: bool
-    seed: int
-    gen_length: int
-    seconds: float
-    queued: float
-
-
-class AnswerMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
-class ChatChoice(BaseModel):
-    index: int = 0
-    message: AnswerMessage
-    logprobs: dict[str, Any] | None = None
-    finish_reason: Literal["stop", "length"]
-
-
-class CompletionChoice(BaseModel):
-    index: int = 0
-    text: str
-    logprobs: dict[str, Any] | None = None
-    finish_reason: Literal["stop", "length"]
-
-
-class _Answer(BaseModel):
-    id: str
-    created: int
-    model: str
-    usage: Usage
-    tad: Details
-
-
-class ChatAnswer(_Answer):
-    object: Literal["chat.completion"] = "chat.completion"
-    choices: list[ChatChoice]
-
-
-class CompletionAnswer(_Answer):
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[CompletionChoice]
-
-
-class ErrorDetails(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    error: ErrorDetails
-
-
-class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str
-    tad: dict[str, Any]
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class Health(BaseModel):
-    status: Literal["ok", "draining", "failed"]

@@ -21,17 +21,7 @@ from starlette.types import Receive, Scope, Send
 from tad.decoding.decoders import parameters
 from tad.serving.engine import Begun, Engine, Event, Failed, Finished, Job, Revealed, Ticket
 from tad.serving.errors import error_body
-from tad.serving.schema import (
-    AnswerMessage,
-    ChatAnswer,
-    ChatChoice,
-    ChatRequest,
-    CompletionAnswer,
-    CompletionChoice,
-    CompletionRequest,
-    Details,
-    Usage,
-)
+from tad.serving.schema import ChatRequest, CompletionRequest
 from tad.serving.validation import RequestValidator
 
 log = logging.getLogger("tad.serving")
@@ -119,7 +109,7 @@ class Answer:
         elif isinstance(event, Finished):
             self.finished[number] = event
 
-    def usage(self, numbers: Sequence[int] | None = None) -> Usage:
+    def usage(self, numbers: Sequence[int] | None = None) -> dict[str, Any]:
         """Of these jobs, or of all. A prompt that is answered `n` times counts once."""
         numbers = range(len(self.jobs)) if numbers is None else numbers
         each = self.request.n or 1
@@ -128,32 +118,28 @@ class Answer:
         )
         counted = sum(self.finished[number].counted for number in numbers)
         forwards = sum(self.finished[number].forwards for number in numbers)
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=counted,
-            total_tokens=prompt + counted,
-            forwards=forwards,
-            tpf=counted / forwards,
-        )
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": counted,
+            "total_tokens": prompt + counted,
+            "forwards": forwards,
+            "tpf": counted / forwards,
+        }
 
     def facts(self) -> dict[str, Any]:
         """For the request log."""
         if len(self.finished) < len(self.jobs):
             return {"choices": len(self.jobs), "finished": len(self.finished)}
         usage = self.usage()
+        said = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "forwards")}
         reasons = ",".join(sorted({one.reason for one in self.finished.values()}))
-        return {
-            "choices": len(self.jobs),
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "forwards": usage.forwards,
-            "finish": reasons,
-        }
+        return {"choices": len(self.jobs), **said, "finish": reasons}
 
-    def details(self) -> Details:
+    def details(self) -> dict[str, Any]:
+        """How the answer came about."""
         seconds = max(one.seconds for one in self.finished.values())
         length = max(job.length for job in self.jobs)
-        return Details(**self._used(0), gen_length=length, seconds=seconds, queued=self.queued)
+        return {**self._used(0), "gen_length": length, "seconds": seconds, "queued": self.queued}
 
     def _used(self, number: int) -> dict[str, Any]:
         """What was asked or, where nothing was, taken."""
@@ -165,29 +151,19 @@ class Answer:
             "seed": job.seed,
         }
 
+    def _about(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
     # One object
 
     def whole(self) -> dict[str, Any]:
-        about: dict[str, Any] = {
-            "id": self.id,
-            "created": self.created,
-            "model": self.model,
-            "usage": self.usage(),
-            "tad": self.details(),
-        }
-        choices: list[Any] = []
+        choices = []
         for number, done in sorted(self.finished.items()):
-            shared: dict[str, Any] = {
-                "index": number,
-                "finish_reason": done.reason,
-                "logprobs": self.logprobs(number),
-            }
-            if self.chat:
-                choices.append(ChatChoice(message=AnswerMessage(content=done.text), **shared))
-            else:
-                choices.append(CompletionChoice(text=done.text, **shared))
-        kind = ChatAnswer if self.chat else CompletionAnswer
-        return kind(**about, choices=choices).model_dump()
+            said: Any = {"message": {"role": "assistant", "content": done.text}}
+            choice = {"index": number, **(said if self.chat else {"text": done.text})}
+            choices.append({**choice, "logprobs": self.logprobs(number), "finish_reason": done.reason})
+        about = self._about("chat.completion" if self.chat else "text_completion")
+        return {**about, "choices": choices, "usage": self.usage(), "tad": self.details()}
 
     def logprobs(self, number: int) -> dict[str, Any] | None:
         """Of each token of a finished answer, the end token aside: log of its probability when it was revealed."""
@@ -247,7 +223,7 @@ class Answer:
             elif isinstance(event, Finished):
                 if reveals:
                     yield write_event(self._end(number, event), "end")
-                more = {"tad": self.details().model_dump()} if listener.over else {}
+                more = {"tad": self.details()} if listener.over else {}
                 yield self._chunk(number, {}, event.reason, **more)
                 if listener.over:
                     break
@@ -256,7 +232,7 @@ class Answer:
             return
         options = self.request.stream_options
         if options is not None and options.include_usage:
-            yield self._write([], usage=self.usage().model_dump())
+            yield self._write([], usage=self.usage())
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, number: int, delta: dict[str, str], reason: str | None = None, **more: Any) -> bytes:
@@ -266,8 +242,7 @@ class Answer:
         return self._write([choice], **more)
 
     def _write(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        about = self._about("chat.completion.chunk" if self.chat else "text_completion")
         return write_event({**about, "choices": choices, **more})
 
     def _begin(self, number: int) -> dict[str, Any]:
@@ -308,7 +283,7 @@ class Answer:
             "texts": self._spell(finished.tokens),
             "steps": finished.steps,
             "confidence": finished.confidence,
-            "usage": self.usage([number]).model_dump(),
+            "usage": self.usage([number]),
             "forwards": finished.forwards,
             "tpf": finished.tpf,
             "seconds": finished.seconds,

@@ -22,10 +22,10 @@ def cut_python_fence(text: str) -> str:
     return text.split("```python\n", 1)[-1].split("```")[0]
 
 
-def first_fence(text: str) -> str | None:
-    """The content of the first fenced block of any language; an unclosed one runs to the end. None if there is none."""
+def fenced_or_all(text: str) -> str:
+    """The content of the first fenced block of any language (an unclosed one runs to the end), else the whole text."""
     match = _FENCE.search(text)
-    return match[1] if match else None
+    return match[1] if match else text
 
 
 def sanitize(text: str, roots: Collection[str] = ()) -> str:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.tasks.code import first_fence, parse
+from tad.tasks.code import fenced_or_all, parse
 from tad.tasks.competition import Math, find_answer
 from tad.tasks.dataset import DatasetTask
 from tad.tasks.numeric import find_numbers, grade_number
+from tad.tasks.programming import grade_programs
 from tad.tasks.sandbox import Job, Sandbox
 from tad.tasks.source import Row, read_rows
 from tad.tasks.task import Example, Progress, Prompt, Verdict
@@ -111,11 +112,12 @@ class Jsonl(DatasetTask):
             progress(len(verdicts))
         math = self._math.grade_many((pairs[number] for number in chosen["math"]), workers, progress)
         verdicts.update(zip(chosen["math"], math, strict=True))
-        jobs = [_job(*pairs[number]) for number in chosen["tests"]]
+        jobs = [
+            Job(fenced_or_all(text), example.answer) for example, text in (pairs[n] for n in chosen["tests"])
+        ]
         if jobs:
-            outcomes = self.sandbox.run_many(jobs, workers, progress)
-            for number, job, outcome in zip(chosen["tests"], jobs, outcomes, strict=True):
-                verdicts[number] = Verdict(outcome.passed, outcome.reason, job.program)
+            tested = grade_programs(self.sandbox, jobs, workers, progress)
+            verdicts.update(zip(chosen["tests"], tested, strict=True))
         return [verdicts[number] for number in range(len(pairs))]
 
 
@@ -159,8 +161,3 @@ def _grade_text(example: Example, text: str) -> Verdict:
     given = find_answer(text) or text
     equal = " ".join(given.split()).casefold() == " ".join(str(example.answer).split()).casefold()
     return Verdict(equal, "equal" if equal else f"different; expected {example.answer}", given)
-
-
-def _job(example: Example, text: str) -> Job:
-    fenced = first_fence(text)
-    return Job(text if fenced is None else fenced, example.answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tad.tasks.code import first_fence
+from tad.tasks.code import fenced_or_all
 from tad.tasks.programming import ProgrammingTask
 from tad.tasks.sandbox import Job, Limits
 from tad.tasks.source import Row, Source
@@ -43,8 +43,7 @@ class KodCode(ProgrammingTask):
         return Prompt.from_user(example.question)
 
     def extract(self, example: Example, text: str) -> str:
-        fenced = first_fence(text)
-        return text if fenced is None else fenced
+        return fenced_or_all(text)
 
     def job(self, example: Example, program: str) -> Job:
         return Job(program, example.answer, as_module=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,14 +45,23 @@ class ProgrammingTask(DatasetTask):
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> list[Verdict]:
-        programs = [(example, self.extract(example, text)) for example, text in pairs]
-        jobs = [self.job(example, program) for example, program in programs if program.strip()]
-        outcomes = iter(self.sandbox.run_many(jobs, workers, progress))
-        return [_verdict(program, outcomes) for _, program in programs]
+        jobs = [self.job(example, self.extract(example, text)) for example, text in pairs]
+        return grade_programs(self.sandbox, jobs, workers, progress)
 
 
-def _verdict(program: str, outcomes: Iterable[Outcome]) -> Verdict:
-    if not program.strip():
+def grade_programs(
+    sandbox: Sandbox, jobs: Sequence[Job], workers: int | None = None, progress: Progress | None = None
+) -> list[Verdict]:
+    """Run programs with their tests; where there is no program, there is nothing to run."""
+    runs = [job for job in jobs if job.program.strip()]
+    if progress is not None and len(runs) < len(jobs):
+        progress(len(jobs) - len(runs))
+    outcomes = iter(sandbox.run_many(runs, workers, progress))
+    return [_verdict(job, outcomes) for job in jobs]
+
+
+def _verdict(job: Job, outcomes: Iterator[Outcome]) -> Verdict:
+    if not job.program.strip():
         return Verdict(False, "no program found")
-    outcome = next(iter(outcomes))
-    return Verdict(outcome.passed, outcome.reason, program)
+    outcome = next(outcomes)
+    return Verdict(outcome.passed, outcome.reason, job.program)

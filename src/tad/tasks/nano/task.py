@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from tad.errors import TadError
+from tad.tasks.code import fenced_or_all
 from tad.tasks.nano import SPLITS, WORLD, Problem, hidden_tests
-from tad.tasks.privileged import privileged_prompt
+from tad.tasks.programming import grade_programs
 from tad.tasks.sandbox import Job, Limits, Sandbox
 from tad.tasks.task import Example, Progress, Prompt, Task, Verdict
 
@@ -67,10 +68,6 @@ class NanoTask(Task):
         self.check_template(template)
         return Prompt.from_user(example.question)
 
-    def privileged(self, example: Example) -> Prompt:
-        """What the teacher is asked: the question with its terse reference."""
-        return privileged_prompt(example.question, self.reference(example), self.instruction)
-
 
 class NanoNumber(NanoTask):
     """A family whose answer is a whole number behind a marker."""
@@ -116,19 +113,5 @@ class NanoCode(NanoTask):
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> list[Verdict]:
-        pairs = list(pairs)
-        programs = [extract_code(text) for _, text in pairs]
-        jobs = [
-            Job(program, str(example.answer)) for (example, _), program in zip(pairs, programs, strict=True)
-        ]
-        outcomes = Sandbox(_LIMITS).run_many(jobs, workers, progress)
-        return [
-            Verdict(outcome.passed, outcome.reason, program)
-            for outcome, program in zip(outcomes, programs, strict=True)
-        ]
-
-
-def extract_code(text: str) -> str:
-    """The first fenced block, or the whole text."""
-    fenced = re.search(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
-    return fenced[1] if fenced else text
+        jobs = [Job(fenced_or_all(text), str(example.answer)) for example, text in pairs]
+        return grade_programs(Sandbox(_LIMITS), jobs, workers, progress)
