@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,27 +80,23 @@ def test_counted_tokens_hold_the_text_and_do_not_depend_on_the_order(
         assert first.counted == min(limit, len(tokens))
 
 
-def test_text_waits_for_the_masks_before_it() -> None:
-    transcript = Transcript(spell, 4, 4, MASK, (EOS, EOT))
-    assert transcript.write(1, [1, 2], list(b"bc"), [0.5, 0.5]) == ""
-    assert transcript.write(2, [0], list(b"a"), [0.5]) == "abc"
-    assert transcript.reason is None
-    assert transcript.write(3, [3], list(b"d"), [0.5]) == "d"
-    assert (transcript.reason, transcript.text, transcript.counted) == ("length", "abcd", 4)
-
-
-def test_a_character_is_given_out_when_all_its_bytes_are_there() -> None:
-    transcript = Transcript(spell, 4, 4, MASK, (EOS, EOT))
-    euro = list("€".encode())
-    assert transcript.write(1, [0, 1], euro[:2], [1.0, 1.0]) == ""
-    assert transcript.write(2, [2], euro[2:], [1.0]) == "€"
-
-
-def test_the_beginning_of_a_stop_text_is_held_back_and_given_out_if_it_comes_to_nothing() -> None:
-    transcript = Transcript(spell, 6, 6, MASK, (EOS, EOT), ("###",))
-    assert transcript.write(1, [0, 1, 2], list(b"a##"), [1.0] * 3) == "a"
-    assert transcript.write(2, [3], list(b"b"), [1.0]) == "##b"
-    assert transcript.write(3, [4, 5], list(b"##"), [1.0] * 2) == "##"
+@pytest.mark.parametrize(
+    ("stops", "steps"),
+    [
+        ((), [([1, 2], b"bc", ""), ([0], b"a", "abc"), ([3], b"d", "d")]),  # it waits for the masks before it
+        (
+            (),
+            [([0, 1], "€".encode()[:2], ""), ([2], "€".encode()[2:], "€")],
+        ),  # and for all bytes of a character
+        (("###",), [([0, 1, 2], b"a##", "a"), ([3], b"b", "##b")]),  # what may begin a stop text is held back
+    ],
+)
+def test_text_is_given_out_as_soon_as_nothing_can_change_it(
+    stops: tuple[str, ...], steps: list[tuple[list[int], bytes, str]]
+) -> None:
+    transcript = Transcript(spell, 4, 4, MASK, (EOS, EOT), stops)
+    for number, (positions, tokens, text) in enumerate(steps, start=1):
+        assert transcript.write(number, positions, list(tokens), [0.5] * len(tokens)) == text
 
 
 def test_masks_behind_the_end_are_filled_and_earlier_ones_are_not_touched() -> None:
