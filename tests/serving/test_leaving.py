@@ -131,17 +131,22 @@ def test_while_draining_new_connections_get_a_503_and_what_runs_is_finished(
 class Process:
     """`tad serve` as a user starts it."""
 
-    def __init__(self, checkpoint: Path, *options: str, descriptors: int = 1024) -> None:
+    def __init__(self, checkpoint: Path, *options: str, descriptors: int | None = None) -> None:
         command = [sys.executable, "-m", "tad", "serve", str(checkpoint), "--port", "0", "--device", "cpu"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("TAD_API_KEY", None)
+
+        def set_limit() -> None:
+            if descriptors is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
         self.process = subprocess.Popen(
             [*command, "--no-request-log", *options],  # nobody reads the pipe
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors)),
+            preexec_fn=set_limit,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
