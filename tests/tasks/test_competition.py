@@ -124,6 +124,7 @@ def test_a_hanging_comparison_costs_one_verdict_and_the_next_is_right() -> None:
     comparer = Comparer(workers=1, seconds=0.5)
     started = time.monotonic()
     endless = comparer.compare(Pair("1", "9^{9^{9^{9}}}"))
+    comparer.seconds = 20.0  # for what is right, however busy the machine
     assert not endless.equal
     assert endless.reason in (
         "comparison took too long",
@@ -137,21 +138,21 @@ def test_a_hanging_comparison_costs_one_verdict_and_the_next_is_right() -> None:
 
 def test_a_worker_that_ignores_its_alarm_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "GRACE_SECONDS", 0.2)
-    comparer = Comparer(workers=1, seconds=1.0)
+    comparer = Comparer(workers=1, seconds=20.0)
     assert comparer.compare(Pair("1", "1")).equal
     process = comparer._workers[0]._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
-    started = time.monotonic()
+    comparer.seconds = 0.3
     assert comparer.compare(Pair("2", "2")).reason == "comparison took too long"
-    assert time.monotonic() - started < 10
     assert process.poll() is not None
+    comparer.seconds = 20.0
     assert comparer.compare(Pair("2", "2")).equal
     comparer.close()
 
 
 def test_a_worker_that_dies_is_replaced() -> None:
-    comparer = Comparer(workers=1, seconds=5.0)
+    comparer = Comparer(workers=1, seconds=20.0)
     assert comparer.compare(Pair("1", "1")).equal
     process = comparer._workers[0]._process
     assert process is not None
