@@ -313,8 +313,8 @@ def test_cpu_time_of_children(sandbox: Sandbox) -> None:
         "        os._exit(0)\n"
         "    os.waitpid(child, 0)\n"
     )
-    assert Sandbox(Limits(cpu_seconds=1)).run(program).reason == "CPU limit"
-    assert Sandbox(Limits(cpu_seconds=None)).run(program).passed
+    assert Sandbox(Limits(cpu_seconds=1, seconds=120)).run(program).reason == "CPU limit"
+    assert Sandbox(Limits(cpu_seconds=None, seconds=120)).run(program).passed
 
 
 @filtered

@@ -14,6 +14,7 @@ from typing import ClassVar
 from tad.errors import TadError
 from tad.tasks.code import fenced_or_all
 from tad.tasks.nano import SPLITS, WORLD, Problem, hidden_tests
+from tad.tasks.privileged import privileged_prompt
 from tad.tasks.programming import grade_programs
 from tad.tasks.sandbox import Job, Limits, Sandbox
 from tad.tasks.task import Example, Progress, Prompt, Task, Verdict
@@ -67,6 +68,10 @@ class NanoTask(Task):
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
         return Prompt.from_user(example.question)
+
+    def privileged(self, example: Example) -> Prompt:
+        """What the teacher is asked: the question with its terse reference."""
+        return privileged_prompt(example.question, self.reference(example), self.instruction)
 
 
 class NanoNumber(NanoTask):
