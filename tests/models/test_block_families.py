@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from tiny_checkpoints import (
+    ALL,
     BLOCK_FAMILIES,
     FIRST_SPECIAL,
     RELEASED,
@@ -82,7 +83,7 @@ def test_an_exported_student_is_a_checkpoint_of_its_base_for_other_engines(tmp_p
     assert {file.name for file in out.glob("*.py")} == code
 
 
-@pytest.mark.parametrize("name", BLOCK_FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 def test_adapters_and_fp8_go_to_the_maps_every_token_meets(name: str) -> None:
     plain, adapted = tiny_model(name), tiny_model(name)
     attach(adapted, rank=2)
@@ -93,6 +94,8 @@ def test_adapters_and_fp8_go_to_the_maps_every_token_meets(name: str) -> None:
     }
     assert linear
     assert {path for path, module in adapted.layers().named_modules() if hasattr(module, "lora_A")} == linear
+    learned = {path for path, weight in adapted.named_parameters() if weight.requires_grad}
+    assert all(f"{adapted.names.layers}." in path and ".lora_" in path for path in learned)  # not the head
     assert {f"{layer.index}.{path}" for layer, path in plain.projections()} == linear  # what fp8 asks for
 
 

@@ -1,4 +1,4 @@
-"""One process of a distillation on several: `torchrun --nproc-per-node 2 distill_process.py WORLD OUT CHANGES`.
+"""One process of a distillation on several, as torchrun starts it: `distill_process.py WORLD OUT CHANGES`.
 
 Rank 0 leaves the gradient of the last step (where it can be read) and the number of processes in OUT/seen.pt.
 """

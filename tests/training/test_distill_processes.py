@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,15 +29,26 @@ STEADY: dict[str, Any] = {
 
 
 def launch(world: Path, out: Path, **changes: Any) -> dict[str, Any]:
-    """A run on two processes; what the first has seen."""
-    settings = {**STEADY, **changes}
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command, str(SCRIPT), str(world), str(out), json.dumps(settings)],
-        capture_output=True, text=True, env=environment, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    """A run on two processes, started as torchrun starts them; what the first has seen."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, str(SCRIPT), str(world), str(out), json.dumps({**STEADY, **changes})]
+    processes = [
+        subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **shared, "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            _, said = process.communicate(timeout=300)
+            assert process.returncode == 0, said[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
     seen: dict[str, Any] = torch.load(out / "seen.pt")
     assert seen["processes"] == 2
     return seen

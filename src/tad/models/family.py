@@ -1,6 +1,6 @@
 """What makes a family: the facts the rest of the package asks for, so that it never asks which family it has.
 
-Special token ids and shapes are not here: they come from the checkpoint's own directory.
+Shapes are not here, and special token ids only for want of others: both come from the checkpoint's own directory.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Family:
     end_of_turn_text: str
     assistant_header: str  # how the chat format opens the assistant's turn
     chat_template: str  # used where the directory has none
-    mask_token_id: int | None = None  # as released, where neither config nor tokenizer names them
-    eos_token_id: int | None = None
+    mask_token_id: int  # as released; for directories in which neither config nor tokenizer names them
+    eos_token_id: int
     decoder: str = "tad"  # for who names none
     system: str = ""  # what a system turn of the family starts with before a reference
 
@@ -88,6 +88,8 @@ LLADA = Family(
     end_of_turn_text="<|eot_id|>",
     assistant_header="<|start_header_id|>assistant<|end_header_id|>\n\n",
     chat_template=_LLADA_TEMPLATE,
+    mask_token_id=126336,
+    eos_token_id=126081,
 )
 DREAM = Family(
     name="dream",
@@ -98,6 +100,8 @@ DREAM = Family(
     end_of_turn_text="<|im_end|>",
     assistant_header="<|im_start|>assistant\n",
     chat_template=_QWEN_TEMPLATE,
+    mask_token_id=151666,
+    eos_token_id=151643,
     system="You are a helpful assistant.\n\n",
 )
 FAST_DLLM_V2 = replace(
@@ -107,6 +111,7 @@ FAST_DLLM_V2 = replace(
     model_class=Fast_dLLM_QwenForCausalLM,
     mask_text="|<MASK>|",
     mask_token_id=151665,
+    eos_token_id=151645,
     decoder="fast-dllm-v2",
 )
 SDAR = Family(
@@ -119,6 +124,7 @@ SDAR = Family(
     assistant_header="<|im_start|>assistant\n",
     chat_template=_CHATML,
     mask_token_id=151669,
+    eos_token_id=151643,
     decoder="sdar",
 )
 SDAR_MOE = replace(SDAR, name="sdar-moe", config_class=SDARMoeConfig, model_class=SDARMoeForCausalLM)

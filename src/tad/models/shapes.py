@@ -21,16 +21,11 @@ from tad.models.sdar import SDARConfig, SDARMoeConfig
 from tad.models.shape import Shape
 from tad.models.transformer import MaskedDiffusionModel
 
-_LLADA_TOKENS = {"mask_token_id": 126336, "eos_token_id": 126081, "pad_token_id": 126081}
-_DREAM_TOKENS = {"mask_token_id": 151666, "eos_token_id": 151643, "pad_token_id": 151643}
-_FAST_DLLM_V2 = {"bd_size": 32, "mask_token_id": 151665, "eos_token_id": 151645, "pad_token_id": 151645}
-_SDAR = {"block_size": 4, "mask_token_id": 151669, "eos_token_id": 151643, "pad_token_id": 151643}
-_LLADA2 = {"mask_token_id": 156895, "eos_token_id": 156892, "pad_token_id": 156892}
-
+# What differs from the defaults of the family's config.
 SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "llada-8b": (LLaDAConfig, {"mlp_hidden_size": 12288, "embedding_size": 126464, **_LLADA_TOKENS}),
-    "dream-7b": (DreamConfig, _DREAM_TOKENS),
-    "fast-dllm-v2-7b": (FastDLLMConfig, _FAST_DLLM_V2),
+    "llada-8b": (LLaDAConfig, {"mlp_hidden_size": 12288, "embedding_size": 126464}),
+    "dream-7b": (DreamConfig, {}),
+    "fast-dllm-v2-7b": (FastDLLMConfig, {"bd_size": 32}),
     "fast-dllm-v2-1.5b": (
         FastDLLMConfig,
         {
@@ -40,22 +35,28 @@ SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
             "intermediate_size": 8960,
             "vocab_size": 151936,
             "tie_word_embeddings": True,
-            **_FAST_DLLM_V2,
+            "bd_size": 32,
         },
     ),
-    "sdar-4b": (SDARConfig, {"hidden_size": 2560, "intermediate_size": 9728, **_SDAR}),
-    "sdar-8b": (SDARConfig, _SDAR),
-    "sdar-30b-a3b": (SDARMoeConfig, _SDAR),
-    "llada2-mini": (LLaDA2MoeConfig, _LLADA2),
+    "sdar-4b": (SDARConfig, {"hidden_size": 2560, "intermediate_size": 9728, "block_size": 4}),
+    "sdar-8b": (SDARConfig, {"block_size": 4}),
+    "sdar-30b-a3b": (SDARMoeConfig, {"block_size": 4}),
+    "llada2-mini": (LLaDA2MoeConfig, {}),
 }
 
 
 def shape_config(name: str) -> Any:
-    """The configuration of a named shape."""
+    """The configuration of a named shape, with the family's released token ids."""
     if name not in SHAPES:
         raise TadError(f"shape '{name}' is not known; known: {', '.join(SHAPES)}")
     config_class, values = SHAPES[name]
-    return config_class(**values)
+    family = family_of(config_class.model_type)
+    ids = {
+        "mask_token_id": family.mask_token_id,
+        "eos_token_id": family.eos_token_id,
+        "pad_token_id": family.eos_token_id,
+    }
+    return config_class(**values, **ids)
 
 
 def build(

@@ -39,33 +39,29 @@ def read_special_tokens(checkpoint: Checkpoint, tokenizer: Any = None) -> Specia
     known = tokenizer.get_vocab() if tokenizer is not None else {}
     generation = checkpoint.optional("generation_config.json")
 
-    def find(name: str, text: str | None) -> int | None:
+    rows = checkpoint.config.shape.vocab
+
+    def find(name: str, text: str | None, released: int = rows) -> int | None:
+        """In the files, else the tokenizer's token `text`, else the released id where the vocabulary has it."""
         for source in (checkpoint.values, generation):
             value = source.get(f"{name}_token_id")
             if isinstance(value, list) and value:
                 value = value[0]
             if value is not None:
-                return _checked(value, f"{name}_token_id")
-        return known.get(text) if text else None
+                return check(value, f"{name}_token_id")
+        return known.get(text or "", released if released < rows else None)
 
-    def released(value: int | None) -> int | None:
-        """The family's own id, in a vocabulary that holds it."""
-        return value if value is not None and value < checkpoint.config.shape.vocab else None
-
-    def _checked(value: Any, field: str) -> int:
-        rows = checkpoint.config.shape.vocab
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < rows:
+    def check(value: Any, field: str) -> int:
+        if type(value) is not int or not 0 <= value < rows:
             raise TadError(f"{folder / 'config.json'}: {field} is {value!r}, the vocabulary has {rows} rows")
         return value
 
-    mask = find("mask", getattr(tokenizer, "mask_token", None) or family.mask_text)
-    mask = released(family.mask_token_id) if mask is None else mask
+    mask = find("mask", getattr(tokenizer, "mask_token", None) or family.mask_text, family.mask_token_id)
     if mask is None:
         raise TadError(
             f"{folder / 'config.json'}: no mask token; set mask_token_id (or add {family.mask_text} to the tokenizer)"
         )
-    eos = find("eos", getattr(tokenizer, "eos_token", None))
-    eos = released(family.eos_token_id) if eos is None else eos
+    eos = find("eos", getattr(tokenizer, "eos_token", None), family.eos_token_id)
     if eos is None:
         raise TadError(f"{folder / 'config.json'}: no end token; set eos_token_id")
     pad = find("pad", getattr(tokenizer, "pad_token", None))
@@ -73,7 +69,6 @@ def read_special_tokens(checkpoint: Checkpoint, tokenizer: Any = None) -> Specia
     eot = known.get(family.end_of_turn_text)
     stops = generation.get("eos_token_id")
     if eot is None and isinstance(stops, list) and stops and stops[0] != eos:
-        eot = _checked(
-            stops[0], "eos_token_id"
-        )  # Qwen's generation_config.json lists the end of a turn first
+        # Qwen's generation_config.json lists the end of a turn first.
+        eot = check(stops[0], "eos_token_id")
     return SpecialTokens(mask=mask, eos=eos, pad=eos if pad is None else pad, bos=bos, eot=eot)
