@@ -38,9 +38,9 @@ SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
             "bd_size": 32,
         },
     ),
-    "sdar-4b": (SDARConfig, {"hidden_size": 2560, "intermediate_size": 9728, "block_size": 4}),
-    "sdar-8b": (SDARConfig, {"block_size": 4}),
-    "sdar-30b-a3b": (SDARMoeConfig, {"block_size": 4}),
+    "sdar-4b": (SDARConfig, {"hidden_size": 2560, "intermediate_size": 9728}),
+    "sdar-8b": (SDARConfig, {}),
+    "sdar-30b-a3b": (SDARMoeConfig, {}),
     "llada2-mini": (LLaDA2MoeConfig, {}),
 }
 
