@@ -10,6 +10,7 @@ from parity_models import tiny, tiny_prompts
 from tad.decoding import Decoded, GraphEngine, Request, Scheduler, Step, decode, get_decoder
 from tad.models import LM
 
+LENGTH = 32
 CASES = pytest.mark.parametrize(
     ("family", "decoder", "settings"),
     [
@@ -26,7 +27,9 @@ class Recorder:
 
     def __init__(self, lm: LM, engine: Any, decoder: str, settings: dict[str, Any]) -> None:
         self.lm, self.queries = lm, dict[tuple[int, int], int]()
-        self.decoder = get_decoder(decoder, lm.family.name, **settings).prepared(40, lm.family.logit_shift)
+        self.decoder = get_decoder(decoder, lm.family.name, **settings).prepared(
+            LENGTH, lm.family.logit_shift
+        )
         self.scheduler = Scheduler(lm, engine, self.record)
         self.done: dict[int, Decoded] = {}
 
@@ -34,7 +37,7 @@ class Recorder:
         self.queries[step.row, step.forward] = step.queries
 
     def admit(self, name: int, prompt: list[int]) -> None:
-        self.scheduler.admit([Request(name, prompt, 40, self.decoder)])
+        self.scheduler.admit([Request(name, prompt, LENGTH, self.decoder)])
 
     def step(self, count: int = 10_000) -> None:
         while len(self.scheduler) and count:
@@ -42,13 +45,9 @@ class Recorder:
             count -= 1
 
     def assert_as_alone(self, name: int, prompt: list[int]) -> None:
-        (alone,) = decode(self.lm, [prompt], self.decoder, 40, engine="plain")
+        (alone,) = decode(self.lm, [prompt], self.decoder, LENGTH, engine="plain")
         found = self.done[name]
         assert (found.tokens, found.steps, found.forwards) == (alone.tokens, alone.steps, alone.forwards)
-
-
-def engines(lm: LM) -> list[Any]:
-    return ["plain", GraphEngine(lm.model, bucketed=True), GraphEngine(lm.model)]
 
 
 @CASES
@@ -58,7 +57,7 @@ def test_rows_that_join_take_over_what_others_have_computed(
     lm, texts, block = tiny(family), tiny_prompts(family), settings["block"]
     common = (texts[3] * 4)[:90]
     prompts = [common + texts[0], common + texts[1], texts[2], common[:80] + texts[1], common[1:] + texts[0]]
-    for engine in engines(lm):
+    for engine in ("plain", GraphEngine(lm.model, bucketed=True)):
         served = Recorder(lm, engine, decoder, settings)
         for name, prompt in enumerate(prompts):  # the first one is on its way when the others come
             served.admit(name, prompt)
@@ -86,7 +85,7 @@ def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(
     served.admit(1, longer)
     served.step()
     served.assert_as_alone(1, longer)
-    known = len(prompt) + 40 - 2 * block  # all but the last blocks of the answer
+    known = len(prompt) + LENGTH - 2 * block  # all but the last blocks of the answer
     assert served.queries[1, 1] <= len(longer) - known + block
     other = Recorder(lm, served.scheduler.engine, decoder, settings)
     other.admit(0, prompt)

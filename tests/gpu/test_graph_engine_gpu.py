@@ -458,6 +458,24 @@ def test_rows_that_join_running_batches_decode_as_alone(family: str, name: str) 
         assert first_difference([done[request.name]], alone) is None, f"row {request.name}"
 
 
+def test_rows_that_begin_alike_share_keys_and_decode_as_alone() -> None:
+    lm, texts = on_gpu("sdar"), tiny_prompts("sdar")
+    scheduler, computed = Scheduler(lm, kept_engine("sdar")), []
+    scheduler.on_step = lambda step: computed.append((step.row, step.forward, step.queries))
+    decoder = get_decoder("sdar", "sdar", block=8).prepared(24, 0)
+    prompts = [(texts[3] * 5)[:96] + tail for tail in (texts[0], texts[1], texts[2])]
+    for row, prompt in enumerate(prompts):  # one after the other: slots remember
+        scheduler.admit([Request(row, prompt, 24, decoder)])
+        done = {}
+        while len(scheduler):
+            done |= scheduler.step()
+        alone = decode(lm, [prompt], decoder, 24, engine="plain")
+        assert first_difference([done[row]], alone) is None
+    first = [queries for _, forward, queries in computed if forward == 1]
+    assert first[0] > 90
+    assert max(first[1:]) < 60
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_and_its_base_take_turns(family: str) -> None:
     lm, prompts = copy.deepcopy(on_gpu(family)), tiny_prompts(family)[:4]
