@@ -95,9 +95,13 @@ def rounds_recipe(world: Path, **changes: Any) -> StudyRecipe:
             "distill": objective,
         },
         "blocks": {"like": "ltr", "decoder": "dparallel"},
-        "last": {"like": "ltr", "title": "last", "store": "teacher", "after": "ltr/round=2", "seeds": [0]},
+        "last": {
+            "like": "ltr", "title": "last", "store": "teacher", "after": "ltr/round=2", "seeds": [0],
+            "distill": {"objective": {"block_causal": 8}},
+            "decoder": "d2f", "settings": {"rule": "entropy", "block_add": 1.0},
+        },
         "whole": {"store": "ltr", "rounds": 2, "distill": {**objective, "full": True}, "seeds": [0]},
-    }
+    }  # fmt: skip
     tables = {"main": {"title": "Main", "methods": ["base", "ltr/*", "last", "blocks/round=3", "whole/*"]}}
     values = study_values(world) | {"methods": methods, "tables": tables, "baseline": None, "seeds": [0]}
     values["stores"] = {"teacher": {}, "ltr": {"order": "left-to-right", "reference": "where-needed"}}
