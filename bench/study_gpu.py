@@ -41,7 +41,8 @@ from tad.errors import TadError
 from tad.evaluation.results import META, ROWS, SUMMARY, Results
 from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.cells import Cell
-from tad.evaluation.study.plan import COST, DONE, STUDY, TUNING, UNGRADED, StudyPlan, is_whole
+from tad.evaluation.study.costs import COST
+from tad.evaluation.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan, is_whole
 from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
 from tad.files import hash_file, read_lines, write_whole

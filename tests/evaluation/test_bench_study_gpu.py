@@ -123,7 +123,7 @@ def test_rounds_go_on_elsewhere_from_the_last_student(world: Path, tmp_path: Pat
     there = Study(recipe, tmp_path / "there", watch := Listener())
     assert there.run(only=only, grade=False, tables=False)
     assert [title.partition(" ")[0] for title in watch.stages] == ["store", "ltr-round3-seed0:"]
-    assert {"ltr/round=2", "ltr/round=3"} <= {cost.method for cost in there.costs()}
+    assert {"ltr/round=2", "ltr/round=3"} <= {cost.student for cost in there.costs()}
     pack(there, tmp_path / "dest")
     unpack(tmp_path / "dest", tmp_path / "last")
     last = Study(recipe, tmp_path / "last", watch := Listener())

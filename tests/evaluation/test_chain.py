@@ -147,6 +147,9 @@ def test_rounds_are_students_of_students(world: Path, tmp_path: Path) -> None:
     for name, rank in zip(names, (2, 2, 4, 4), strict=True):
         lm = tad.load(world / "llada", adapter=tmp_path / "students" / name / "adapter", device="cpu")
         assert lm.peft.peft_config["default"].r == rank
+    costs = {cost["student"]: cost for cost in json.loads((tmp_path / "tables" / "costs.json").read_text())}
+    assert [costs[name]["steps"] for name in names] == [3, 2, 6, 4]
+    assert [costs[name]["rollouts"] for name in names] == [6, 6, 12, 12]
     page = write_report([tmp_path], tmp_path / "page.html").page.read_text()
     assert all(name in page for name in names)
     watch = Listener()

@@ -387,7 +387,7 @@ def test_rounds_train_from_the_student_before_on_what_it_rolled_out(
     assert len(set(models)) == 3
     whole = read_record(study.student_folder(study.cell("whole/round=2", 0)))["recipe"]
     assert whole["model"].endswith("model")  # what the first round has left
-    costs = {cost["method"]: cost for cost in json.loads((rounds[0] / "tables" / "costs.json").read_text())}
+    costs = {cost["student"]: cost for cost in json.loads((rounds[0] / "tables" / "costs.json").read_text())}
     assert [costs[f"ltr/round={number}"]["steps"] for number in (1, 2, 3)] == [3, 6, 9]
     assert costs["ltr/round=3"]["rollouts"] >= EXAMPLES
     assert costs["last"]["rollouts"] == costs["ltr/round=2"]["rollouts"] + EXAMPLES

@@ -24,6 +24,7 @@ from tad.evaluation.analysis import ResultTable
 from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
 from tad.evaluation.run import Identity, evaluate
+from tad.evaluation.study.costs import add_rounds, write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
 from tad.evaluation.study.own_data import warn_of_few
 from tad.evaluation.study.pool import ModelPool, fill_store, find_result, start_fields
@@ -209,6 +210,14 @@ class Chain:
                     if self.listener.stopping():
                         raise Stopped
         write_table(self.table(), self.out / "tables")
+        costs = [add_rounds(one.name, self._rounds_of(one)) for trainings in self.rounds for one in trainings]
+        write_costs([cost for cost in costs if cost is not None], self.out / "tables")
+
+    def _rounds_of(self, training: Training) -> list[tuple[int, Path]]:
+        """The optimizer steps and the store of a training, and of those before it."""
+        recipe = self.recipe.distill_recipe(training.name, str(training.store), training.values)
+        before = [] if training.before is None else self._rounds_of(training.before)
+        return [*before, (recipe.learning.steps or 0, training.store)]
 
     def _models(self) -> list[tuple[str, Path | None]]:
         """Name -> adapter or model, None for the base; in the order of the table."""

@@ -23,12 +23,12 @@ from tad.evaluation.measurement import MethodRuns
 from tad.evaluation.methods import read_outcomes
 from tad.evaluation.results import read_summary
 from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, Source, choose, resolve_methods
+from tad.evaluation.study.costs import StudentCost, add_rounds
 from tad.evaluation.study.pool import ModelPool, find_result
 from tad.evaluation.study.recipe import StudyRecipe, Values
 from tad.evaluation.sweep import FIRST
 
 STUDY = "study.json"
-COST = "cost.json"  # of a store: what it took to collect it
 DONE, UNGRADED, TRAINED, MISSING, WAITING = "done", "not graded", "trained", "missing", "waits for tuning"
 TUNING = "tuning"  # stands for a table where trials are listed
 _RENAMED = {"rival": "baseline", "below": "tolerance"}  # in records of earlier versions
@@ -57,18 +57,6 @@ class TrialResult:
     accuracy: float | None  # at its best setting
     tpf: float | None  # at the target accuracy; None where it is not reached
     chosen: bool = False
-
-
-@dataclass(frozen=True)
-class MethodCost:
-    """What a student took, all rounds up to it together."""
-
-    method: str
-    steps: int  # of the optimizer
-    rollouts: int
-    forwards: int  # of rollouts, one row each
-    kept: int
-    unaided: int  # right without the reference, where it was shown where needed only
 
 
 def is_whole(folder: Path) -> bool:
@@ -344,29 +332,27 @@ class StudyPlan:
             )
         return found
 
-    def costs(self) -> list[MethodCost]:
+    def costs(self) -> list[StudentCost]:
         """Of every student, its first seed, as far as trajectories are collected; of one with several decoders once."""
-        found: dict[str | None, MethodCost] = {}
+        found: dict[str | None, StudentCost] = {}
         for name, method in self.methods.items():
             seed = (method.seeds or self.recipe.seeds)[0]
             cell = None if method.store is None or method.absent else self.cell(name, seed)
-            cost = None if cell is None else self._cost(cell)
+            cost = None if cell is None else add_rounds(name, self._rounds_of(cell))
             if cell is not None and cost is not None:
                 found.setdefault(self.hashes.student(cell), cost)
         return list(found.values())
 
-    def _cost(self, cell: Cell) -> MethodCost | None:
-        total = dict.fromkeys(("steps", "rollouts", "forwards", "kept", "unaided"), 0)
-        one: Cell | None = cell
-        while one is not None and one.source is not None:
-            path = self.store_folder(one.source) / COST
-            if not path.is_file():
-                return None
-            found = json.loads(path.read_text(encoding="utf-8"))
-            found["steps"] = self.hashes.training(one, "", None).learning.steps or 0
-            total = {key: value + found[key] for key, value in total.items()}
+    def _rounds_of(self, cell: Cell) -> list[tuple[int, Path]]:
+        """The optimizer steps and the store of a cell's training, and of those it rests on."""
+        found, one = [], cell
+        while one.source is not None:
+            steps = self.hashes.training(one, "", None).learning.steps or 0
+            found.append((steps, self.store_folder(one.source)))
+            if one.source.teacher is None:
+                break
             one = one.source.teacher
-        return MethodCost(cell.method, **total)
+        return found
 
     def trials(self, name: str) -> list[TrialResult]:
         """A method's trials with their scores, as far as they are there; the best one is chosen when all are, the first of

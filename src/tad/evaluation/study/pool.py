@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tad.errors import TadError
+from tad.evaluation.study.costs import write_cost
 from tad.models import LM, load, lora
 from tad.models.checkpoint import Checkpoint
 from tad.models.source import locate
@@ -115,10 +116,11 @@ def fill_store(
     out: Path,
     listener: CollectListener | None = None,
 ) -> TrajectoryStore | None:
-    """Collect what is missing; None where it was stopped before the end."""
+    """Collect what is missing, and say what it cost; None where it was stopped before the end."""
     store = collect_here(recipe, out, lm, listener)
     if store.missing():
         return None
     if not any(stats.kept for _, stats in store.shards()):
         raise TadError(f"{out}: not one trajectory was kept; collect with keep: all, or more examples")
+    write_cost(store)
     return store

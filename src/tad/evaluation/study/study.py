@@ -25,13 +25,12 @@ from tad.evaluation.analysis import ResultTable
 from tad.evaluation.run import Identity, evaluate, regrade
 from tad.evaluation.study.cells import Cell, Source
 from tad.evaluation.study.chain import describe_log, describe_training
+from tad.evaluation.study.costs import write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
 from tad.evaluation.study.plan import (
-    COST,
     DONE,
     STUDY,
     UNGRADED,
-    MethodCost,
     StudyPlan,
     TrialResult,
     is_whole,
@@ -44,7 +43,6 @@ from tad.files import claiming, create_folder, waiting, write_json, write_whole
 from tad.training.record import describe_machine
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.summary import summarise
 from tad.trajectories.window import WINDOW, explain_windows, measure_window
 
 _DECODED = (DONE, UNGRADED)
@@ -178,7 +176,6 @@ class Study(StudyPlan):
                 store = fill_store(lm, recipe, folder, self.listener)
                 if store is None:
                     raise Stopped
-                write_json(folder / COST, describe_cost(store))
                 report = measure_window(lm, store, **self.recipe.window.model_dump())
                 for line in explain_windows(report):
                     self.listener.say(line)
@@ -243,8 +240,7 @@ class Study(StudyPlan):
             write_table(table, folder)
         costs = self.costs()
         if costs:
-            write_whole(folder / "costs.md", show_costs(costs))
-            write_json(folder / "costs.json", [asdict(cost) for cost in costs])
+            write_costs(costs, folder)
         if tuning is not None:
             trials = [trial for name in tuning.methods for trial in self.trials(name)]
             write_whole(folder / "tuning.md", show_trials(trials, self.recipe))
@@ -260,34 +256,6 @@ class Study(StudyPlan):
             record |= {"recipe": self.recipe.model_dump(mode="json"), "base": asdict(self.base)}
             record["calls"].append(describe_machine())
             write_json(path, record)
-
-
-def describe_cost(store: TrajectoryStore) -> dict[str, int]:
-    """What a store cost and gave."""
-    found = summarise(store)
-    return {
-        name: getattr(found, name)
-        for name in ("rollouts", "forwards", "kept", "graded", "correct", "unaided")
-    }
-
-
-def show_costs(costs: Sequence[MethodCost]) -> str:
-    """What every student cost, all its rounds together, as Markdown."""
-    lines = [
-        "### Costs",
-        "",
-        "| method | optimizer steps | rollouts | forwards of rollouts | trajectories | right without the reference |",
-    ]
-    lines.append("|---" * 6 + "|")
-    for cost in costs:
-        lines.append(
-            f"| {cost.method} | {cost.steps} | {cost.rollouts} | {cost.forwards} | {cost.kept} | {cost.unaided} |"
-        )
-    lines += [
-        "",
-        "Of the first seed; a row's forward is one. Rollouts are those of all rounds up to this one, failed ones too.",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def show_trials(trials: Sequence[TrialResult], recipe: StudyRecipe) -> str:
