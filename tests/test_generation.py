@@ -91,15 +91,15 @@ def test_seed_matters_with_a_temperature_only(lm: LM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "settings", "words"),
     [
-        ({"role": "user"}, {}, "prompt 0 is neither text nor a chat"),
-        (["a", 3], {}, "prompt 1 is neither text nor a chat"),
-        ([{"role": "user", "content": "a"}], {"raw": True}, "prompt 0 is a chat"),
+        ({"role": "user"}, {}, "prompt 0 "),
+        (["a", 3], {}, "prompt 1 "),
+        ([{"role": "user", "content": "a"}], {"raw": True}, "prompt 0 "),
         (["a", [{"role": "robot", "content": "a"}]], {}, "prompt 1: message 0: role"),
         ("x" * CONTEXT, {}, "over the context"),
-        ("", {"raw": True}, "prompt 0 is empty"),
-        ("a", {"decoder": "tadd"}, "did you mean 'tad'"),
-        ("a", {"treshold": 0.5}, "did you mean 'threshold'"),
-        ("a", {"gen_length": 12}, "not a multiple of the block length 8"),
+        ("", {"raw": True}, "prompt 0 "),
+        ("a", {"decoder": "tadd"}, "'tadd'.*'tad'"),
+        ("a", {"treshold": 0.5}, "'treshold'.*'threshold'"),
+        ("a", {"gen_length": 12}, "gen_length 12.*8"),
     ],
 )  # fmt: skip
 def test_bad_input_is_a_clear_error(lm: LM, prompts: object, settings: dict[str, object], words: str) -> None:
@@ -108,12 +108,12 @@ def test_bad_input_is_a_clear_error(lm: LM, prompts: object, settings: dict[str,
 
 
 def test_prompt_with_a_mask_token_is_refused(lm: LM) -> None:
-    with pytest.raises(tad.TadError, match="contains the mask token"):
+    with pytest.raises(tad.TadError, match="mask token"):
         generate(lm, f"what is {lm.family.mask_text}?", raw=True, allow_special=True, **SHORT)
     assert generate(lm, f"what is {lm.family.mask_text}?", **SHORT).forwards > 0
 
 
 def test_model_without_tokenizer_cannot_answer_text(tmp_path: Path) -> None:
     bare = tad.load(write_checkpoint(tmp_path, tokenizer=False), device="cpu")
-    with pytest.raises(tad.TadError, match="has no tokenizer"):
+    with pytest.raises(tad.TadError, match="tokenizer"):
         generate(bare, "hello", **SHORT)

@@ -186,6 +186,6 @@ def test_outputs_that_are_not_numbers_end_the_decoding(
 
 
 def test_a_seed_that_does_not_fit_is_refused(lm: LM, prompts: list[list[int]]) -> None:
-    with pytest.raises(TadError, match="seed 9223372036854775808 should fit"):
+    with pytest.raises(TadError, match="seed 9223372036854775808"):
         decode(lm, prompts, gen_length=32, seed=2**63)
     assert decode(lm, prompts[:1], gen_length=32, seed=-(2**63), temperature=1.0)

@@ -133,11 +133,11 @@ def test_plain_text_gets_bos_only_when_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([], "is empty"),
-        ([{"role": "robot", "content": "x"}], "message 0: role should be one of"),
-        ([{"role": "user"}], "message 0: content should be a string"),
-        ([{"role": "user", "content": 3}], "message 0: content should be a string"),
-        (TALK[:2], "ends with the assistant"),
+        ([], "conversation"),
+        ([{"role": "robot", "content": "x"}], "message 0: role"),
+        ([{"role": "user"}], "message 0: content"),
+        ([{"role": "user", "content": 3}], "message 0: content"),
+        (TALK[:2], "prefix="),
     ],
 )
 def test_a_malformed_conversation_is_refused(tmp_path: Path, messages: list[Message], words: str) -> None:
@@ -149,7 +149,7 @@ def test_a_malformed_conversation_is_refused(tmp_path: Path, messages: list[Mess
 def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llada")
     write_llada_tokenizer(folder, chat_template="{{ raise_exception('no system turns') }}")
-    with pytest.raises(TadError, match="chat template refuses this conversation: no system turns"):
+    with pytest.raises(TadError, match="no system turns"):
         tad.load(folder).encode("hi")
 
 
@@ -164,7 +164,7 @@ def test_without_a_tokenizer_only_text_calls_fail(tmp_path: Path, family: str) -
 def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "dream", tokenizer=True)
     (folder / "merges.txt").unlink()
-    with pytest.raises(TadError, match=r"merges.txt: missing, though vocab.json is there"):
+    with pytest.raises(TadError, match=r"merges\.txt: "):
         tad.load(folder)
 
 

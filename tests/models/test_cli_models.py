@@ -46,10 +46,10 @@ def test_info_as_json(app: typer.Typer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["info"], "give either a model or --shape"),
-        (["info", "nano-llada", "--shape", "llada-8b"], "give either a model or --shape"),
-        (["info", "--shape", "llada-8b", "--adapter", "nano-llada-speed"], "--adapter needs a model"),
-        (["info", "./nowhere"], "no such directory"),
+        (["info"], "--shape"),
+        (["info", "nano-llada", "--shape", "llada-8b"], "--shape"),
+        (["info", "--shape", "llada-8b", "--adapter", "nano-llada-speed"], "--adapter"),
+        (["info", "./nowhere"], "nowhere: "),
     ],
 )
 def test_bad_questions(app: typer.Typer, words: list[str], message: str) -> None:

@@ -221,5 +221,5 @@ def test_left_to_right_generation_is_refused(model: MaskedDiffusionModel) -> Non
     from tad.errors import TadError
 
     assert not model.can_generate()
-    with pytest.raises(TadError, match="do not generate left to right"):
+    with pytest.raises(TadError, match="decoder"):
         model.prepare_inputs_for_generation(IDS)

@@ -79,12 +79,12 @@ def test_an_adapter_is_described_and_checked(tmp_path: Path) -> None:
 def test_bad_questions_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llada")
     for length in (0, 257):
-        with pytest.raises(TadError, match="outside the model's context"):
+        with pytest.raises(TadError, match=f"length {length} "):
             describe(folder, length=length)
-    with pytest.raises(TadError, match="shape 'gpt' is not known; known: llada-8b, dream-7b"):
+    with pytest.raises(TadError, match=r"'gpt'.*llada-8b"):
         describe_shape("gpt")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(TadError, match="no weights here"):
+    with pytest.raises(TadError, match=f"^{folder}: "):
         describe(folder)
 
 

@@ -124,7 +124,7 @@ def test_a_tied_model_stores_no_head_but_accepts_a_copy_of_the_embedding(
     assert torch.equal(tad.load(folder).model(IDS).logits, tiny_model(family, **{field: True})(IDS).logits)
     tensors[f"{names.head}.weight"] += 1
     save_file(tensors, weights)
-    with pytest.raises(TadError, match="is not part of the network"):
+    with pytest.raises(TadError, match=names.head):
         tad.load(folder)
 
 
@@ -219,11 +219,11 @@ def test_a_tensor_stored_twice_is_refused(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", "dream")
     for arguments, words in (
-        ({"dtype": "int4"}, "dtype 'int4' is not supported"),
-        ({"dtype": torch.int64}, "is not supported"),
-        ({"device": "teapot"}, "device 'teapot' is not known"),
-        ({"device": "cpu", "device_map": "auto"}, "either device or device_map"),
-        ({"attn_implementation": "eager"}, "attention 'eager' is not known"),
+        ({"dtype": "int4"}, "dtype 'int4'"),
+        ({"dtype": torch.int64}, "int64"),
+        ({"device": "teapot"}, "device 'teapot'"),
+        ({"device": "cpu", "device_map": "auto"}, "device_map"),
+        ({"attn_implementation": "eager"}, "'eager'"),
     ):
         with pytest.raises(TadError, match=words):
             tad.load(folder, **arguments)
@@ -231,19 +231,15 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_asking_for_cuda_without_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TadError, match="no CUDA device here"):
+    with pytest.raises(TadError, match="device 'cuda'"):
         tad.load(write_checkpoint(tmp_path / "model", "dream"), device="cuda")
 
 
 def test_paths_that_are_no_directory_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    for source, words in (
-        (file, "is a file"),
-        (tmp_path / "nothing", "no such directory"),
-        ("word", "no such"),
-    ):
-        with pytest.raises(TadError, match=words):
+    for source in (file, tmp_path / "nothing", "word"):
+        with pytest.raises(TadError, match=f"^{source}: "):
             tad.load(source)
 
 
@@ -272,15 +268,14 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
         raise LocalEntryNotFoundError("long story\nwith lines")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(
-        TadError, match="owner/name: no such directory, and the Hugging Face hub cannot be reached"
-    ):
+    with pytest.raises(TadError, match=r"^owner/name: ") as caught:
         tad.load("owner/name")
+    assert "\n" not in str(caught.value)
 
 
 def test_an_adapter_directory_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(TadError, match="is an adapter, not a model"):
+    with pytest.raises(TadError, match=f"^{tmp_path}: "):
         tad.load(tmp_path)
 
 

@@ -42,9 +42,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_second_run_into_one_directory_is_refused(world: Path, tmp_path: Path) -> None:
     with writing(tmp_path):
-        with pytest.raises(TadError, match="another process is writing"):
+        with pytest.raises(TadError, match=str(tmp_path)):
             distill(recipe(world), tmp_path, quiet=True)
-        with pytest.raises(TadError, match="another process is writing"):
+        with pytest.raises(TadError, match=str(tmp_path)):
             pretrain(load_recipe(PretrainRecipe, "pretrain-tiny", SMALL), tmp_path, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
@@ -97,7 +97,7 @@ def test_damage_without_a_checkpoint_before_it_is_one_line(
 ) -> None:
     out = stopped(run, tmp_path / "run", 2)
     damage(out / "checkpoint-2" / "optimizer.pt", how)
-    with pytest.raises(TadError, match=r"checkpoint-2: optimizer\.pt is .*no checkpoint before it") as told:
+    with pytest.raises(TadError, match=r"checkpoint-2: optimizer\.pt") as told:
         distill(recipe(world), out, resume=True, quiet=True)
     assert "\n" not in str(told.value)
 
