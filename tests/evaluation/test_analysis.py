@@ -415,6 +415,8 @@ def test_y_max_may_be_given_for_all_tasks_or_for_each() -> None:
         assert area.value == pytest.approx(aup.aup([Point(1.0, 80.0), Point(3.0, 80.0)], 90.0))
     with pytest.raises(TadError, match="gsm8k"):
         table_of(method, y_max={"gsm8k": 80.0})
+    asked = MethodRuns("m", [Setting(FIRST, {})], [None], [[outcomes(0.5, 60, tasks=("gsm8k (plain)",))]])
+    assert table_of(asked, base=None, y_max={"gsm8k": 80.0}).y_max == {"gsm8k (plain)": 80.0}
 
 
 def test_an_area_without_a_right_answer_or_a_one_token_run_is_undefined() -> None:

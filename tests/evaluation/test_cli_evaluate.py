@@ -59,6 +59,19 @@ def test_a_run_prints_a_table_with_progress_and_writes_its_files(
     assert json.loads(again.stdout)["overall"]["tad"]["accuracy"] == 50
 
 
+def test_tasks_may_have_templates_of_their_own(model: str, own: list[str], tmp_path: Path) -> None:
+    words = ["--tasks", "gsm8k:plain,nano-word", *own[2:], "--limit", 2, "--no-grade"]
+    (tmp_path / "gsm8k").mkdir()
+    line = json.dumps({"question": "1 + 1?", "answer": "It is 2. #### 2"})
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(f"{line}\n{line}\n")
+    text = run("eval", model, *words, "--data-dir", tmp_path, "--out", tmp_path / "r").stdout
+    assert [entry["templates"] for entry in Results.open(tmp_path / "r").meta.tasks] == [["plain"], ["tad"]]
+    for words in ("gsm8k (plain)", "mean of 2 tasks (each task's own template)"):
+        assert words in text
+    with pytest.raises(TadError, match="no prompt template 'mine'"):
+        run("eval", model, "--tasks", "nano-word:mine", *own[2:], "--out", tmp_path / "s")
+
+
 def test_levels_are_printed_when_asked(model: str, own: list[str], tmp_path: Path) -> None:
     result = run("eval", model, *own, "--out", tmp_path / "r", "--levels", "--limit", 6)
     assert result.stdout.count("  level ") == 3

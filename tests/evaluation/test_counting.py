@@ -11,7 +11,7 @@ from eval_world import content, made_row, recipe_of
 
 from tad.decoding import Decoded
 from tad.evaluation import evaluate
-from tad.evaluation.summary import measure, summarise, wilson
+from tad.evaluation.summary import OWN, measure, summarise, wilson
 from tad.models import LM
 
 END, FILLER = 2, 0
@@ -98,6 +98,13 @@ def test_templates_are_summed_up_apart_with_their_spread() -> None:
     found = summarise(rows)
     assert found["tasks"]["made"]["plain"]["accuracy"] == 75
     assert found["spread"]["made"] == {"templates": 2, "accuracy": 50.0, "tpf": 0.0, "best": "plain"}
+
+
+def test_tasks_with_a_template_of_their_own_have_a_mean_over_tasks() -> None:
+    rows = [made_row(task="a", template="plain", id=str(i), correct=True) for i in range(2)]
+    rows += [made_row(task="b", id=str(i), correct=i == 0) for i in range(4)]
+    found = summarise(rows)["overall"][OWN]
+    assert (found["n"], found["mean_of_tasks"]["tasks"], found["mean_of_tasks"]["accuracy"]) == (6, 2, 62.5)
 
 
 def test_rows_of_a_run_hold_the_counts_of_their_tokens(lm: LM, world: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ Settings = Annotated[
         help="A parameter of the decoder (threshold=0.4), or of a task (gsm8k.extraction=flexible); repeat it.",
     ),
 ]
-Template = Annotated[str, typer.Option(help="The prompt template.")]
+Template = Annotated[str, typer.Option(help="The prompt template of tasks that name none.")]
 Graders = Annotated[int | None, typer.Option(min=1, help="Graders at work at once (default: per core).")]
 Levels = Annotated[bool, typer.Option("--levels", help="Print every level, too.")]
 YMax = Annotated[
@@ -57,7 +57,10 @@ Tolerance = Annotated[
 def evaluate(
     model: options.Model,
     tasks: Annotated[
-        str, typer.Option(help="Names from `tad tasks`, with commas; 'nano' is the three nano tasks.")
+        str,
+        typer.Option(
+            help="Names from `tad tasks`, with commas; gsm8k:plain sets a task's own template; 'nano' is the three nano tasks."
+        ),
     ],
     decoder: Annotated[
         str | None,

@@ -222,10 +222,12 @@ def _tops(
     """y_max of every task: as given, else the highest accuracy of any method at any setting, seeds averaged."""
     if isinstance(y_max, int | float):
         return dict.fromkeys(tasks, float(y_max))
-    given = dict(y_max or {})
-    unknown = next((task for task in given if task not in tasks), None)
-    if unknown is not None:
-        raise TadError(f"y_max of '{unknown}', which is not in the table: {', '.join(tasks)}")
+    given: dict[str, float] = {}
+    for name, top in (y_max or {}).items():
+        labels = [task for task in tasks if task == name or task.startswith(f"{name} (")]  # with its template
+        if not labels:
+            raise TadError(f"y_max of '{name}', which is not in the table: {', '.join(tasks)}")
+        given |= dict.fromkeys(labels, top)
     found = dict.fromkeys(tasks, 0.0)
     for method in methods:
         for task in (task for task in tasks if task in method.graded):

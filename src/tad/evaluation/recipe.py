@@ -63,10 +63,19 @@ def list_tasks(
     templates: Sequence[str] = ("tad",),
     options: dict[str, dict[str, Any]] | None = None,
 ) -> list[EvalTask]:
-    """Tasks by name, alike in everything but their own `options` (task name -> options); `nano` is its three tasks."""
+    """Tasks by name, alike in everything but their own `options` (task name -> options) and their templates: `gsm8k:plain`
+    is asked with that one, other tasks with `templates`. `nano` is its three tasks."""
     if limit is not None and sample is not None:
         raise TadError("limit takes the first examples and sample draws some: give one of them")
-    every = [name for given in names for name in GROUPS.get(given, (given,))]
+    own_templates: dict[str, list[str]] = {}
+    every: list[str] = []
+    for given in names:
+        name, _, template = given.partition(":")
+        if name == "jsonl":  # what follows is its file
+            name, template = given, ""
+        found = GROUPS.get(name, (name,))
+        every += found
+        own_templates |= dict.fromkeys(found, [template] if template else list(templates))
     if not every:
         raise TadError("no task given; `tad tasks` lists them")
     twice = next((name for name in every if every.count(name) > 1), None)
@@ -79,7 +88,7 @@ def list_tasks(
             split=split,
             limit=limit,
             sample=sample,
-            templates=list(templates),
+            templates=own_templates[name],
             options=own.pop(name.partition(":")[0], {}),
         )
         for name in every

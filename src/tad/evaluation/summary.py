@@ -18,6 +18,7 @@ from tad.evaluation.row import UNFIT, Row
 from tad.tasks import Score
 
 Z95 = 1.959963984540054
+OWN = "each task's own template"
 
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def wilson(n: int, p: float, z: float = Z95) -> tuple[float, float]:
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Groups by task, template and level; over all tasks of a template; and each task's spread over its templates."""
+    """Groups by task, template and level; over all tasks of a template, or of each task's own where every task has one; and each task's spread over its templates."""
     groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         groups[row.task][row.template].append(row)
@@ -88,8 +89,15 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     }
     templates = list(dict.fromkeys(row.template for row in rows))
     overall = {
-        name: _over_tasks([row for row in rows if row.template == name], tasks, name) for name in templates
+        name: _over_tasks(
+            [row for row in rows if row.template == name],
+            [by_template[name] for by_template in tasks.values() if name in by_template],
+        )
+        for name in templates
     }
+    if len(templates) > 1 and all(len(by_template) == 1 for by_template in tasks.values()):
+        own = [found for by_template in tasks.values() for found in by_template.values()]
+        overall[OWN] = _over_tasks(rows, own)
     summary: dict[str, Any] = {"n": len(rows), "tasks": tasks, "overall": overall}
     spread = {task: _spread(found) for task, found in tasks.items() if len(found) > 1}
     return summary | ({"spread": spread} if spread else {})
@@ -105,9 +113,8 @@ def _with_levels(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _over_tasks(rows: Sequence[Row], tasks: dict[str, Any], template: str) -> dict[str, Any]:
+def _over_tasks(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All examples alike, and beside it the mean over tasks, as published tables average."""
-    found = [by_template[template] for by_template in tasks.values() if template in by_template]
     mean = {
         "tasks": len(found),
         "accuracy": sum(entry["accuracy"] for entry in found) / len(found),
