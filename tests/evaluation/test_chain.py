@@ -373,3 +373,20 @@ def test_other_splits_and_other_files_are_other_problems(world: Path, tmp_path: 
     check_problems(world, {"name": "math"}, {"name": "gsm8k", "split": "train"})
     paths = [{"name": "jsonl", "options": {"path": str(path)}} for path in (world / "questions.jsonl", other)]
     check_problems(world, *paths)
+
+
+def test_a_question_that_is_evaluated_is_not_collected_whatever_task_it_is_from(
+    world: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.jsonl"
+    lines = (world / "questions.jsonl").read_text().splitlines(keepends=True)
+    other.write_text(lines[0] + '{"question": "something else", "answer": "1"}\n')
+    collect = {"tasks": [{"name": "jsonl", "options": {"path": str(other)}}]}
+    recipe = run_recipe(world, collect=collect, allow_contamination=False)
+    with pytest.raises(TadError, match=r"collect\.tasks: 1 of 2 questions .*'exclude'"):
+        Chain(recipe, tmp_path / "out").run(("collect",))
+    name = f"jsonl:{world / 'questions.jsonl'}"
+    collect = {"tasks": [{"name": f"jsonl:{other}", "exclude": [name]}]}
+    recipe = run_recipe(world, collect=collect, allow_contamination=False)
+    assert Chain(recipe, tmp_path / "out").run(("collect",))
+    assert TrajectoryStore.open(tmp_path / "out" / "trajectories").meta.examples == 1

@@ -79,7 +79,7 @@ def test_every_stage_works_at_the_released_widths(tmp_path: Path, family: str) -
     out = tmp_path / "out"
     assert Chain(parse_recipe(RunRecipe, values), out).run(("collect", "window", "distill", "evaluate"))
     rows = json.loads((out / "tables" / "main.json").read_text())["rows"]
-    assert [row["numbers"]["n"] for row in rows] == [2, 2, 2]
+    assert [row["scopes"]["nano-word"]["n"] for row in rows] == [2, 2, 2]
     export(model, tmp_path / "merged", adapter=out / "students" / "quality" / "adapter")
     assert tad.load(tmp_path / "merged", device="cpu").model.shape.vocab == WIDTHS[family]["vocab_size"]
     shutil.rmtree(tmp_path)  # 8 GB

@@ -163,6 +163,14 @@ def test_where_names_the_file_or_the_hub_without_reading(tmp_path: Path) -> None
     assert get_task("gsm8k").where("train") == "hub: openai/gsm8k"
 
 
+def test_a_downloaded_repository_of_the_hub_is_a_directory_too(tmp_path: Path) -> None:
+    folder = tmp_path / "gsm8k" / "main"
+    folder.mkdir(parents=True)
+    rows = [ROW]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "test-00000-of-00001.parquet")
+    assert [example.answer for example in get_task("gsm8k", tmp_path).examples("test")] == [4]
+
+
 def test_a_whole_file_serves_every_split(tmp_path: Path) -> None:
     source = Source("things", whole="all")
     (tmp_path / "things").mkdir()

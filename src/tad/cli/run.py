@@ -12,8 +12,12 @@ from tad.cli import options, recipes
 from tad.cli.trajectories import CollectConsole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tad.evaluation.run import OnProgress
+    from tad.evaluation.study.estimate import StageEstimate
     from tad.evaluation.study.plan import CellState
+    from tad.evaluation.study.recipe import ModelRecipe
     from tad.evaluation.sweep import Setting
 
 
@@ -59,6 +63,9 @@ def run(
             help="Only this stage: collect, window, distill, evaluate or report; any number of times."
         ),
     ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="Estimated hours and memory of each stage; run nothing.")
+    ] = False,
 ) -> None:
     """The whole method: collect, window, distil, evaluate, report. Run the same command again to continue."""
     from tad.evaluation.study.chain import STAGES, Chain
@@ -67,6 +74,12 @@ def run(
 
     values = recipes.load(RunRecipe, "run", recipe, overrides)
     folder = out or Path("runs") / values.name
+    if show:
+        from tad.evaluation.study.estimate import estimate_run
+
+        values.check()
+        typer.echo(list_estimates(values, estimate_run(values)))
+        return
     chosen = tuple(stage) if stage else STAGES
     options.quieten()
     with ConsoleListener() as listener:
@@ -107,7 +120,14 @@ def study(
     with ConsoleListener() as listener:
         work = Study(values, folder, listener)
         if show:
-            typer.echo(list_states(work.states(only or ())))
+            from tad.evaluation.study.estimate import estimate_study
+
+            if values.rates is not None:
+                typer.echo(list_estimates(values, estimate_study(work)))
+            if (
+                values.rates is None or folder.is_dir()
+            ):  # else nothing is done, and to say so would need the weights
+                typer.echo(list_states(work.states(only or ())))
             return
         complete = work.run(only or (), not no_grade)
     for table in work.tables():
@@ -132,6 +152,28 @@ def list_states(states: list[CellState]) -> str:
         rows.append((one.table, method, "-" if one.seed is None else f"{one.seed}", one.state))
     done = sum(one.state in (DONE, UNGRADED) for one in states)
     return f"{align(rows)}\n{done} of {len(states)} cells are decoded"
+
+
+def list_estimates(recipe: ModelRecipe, stages: Sequence[StageEstimate]) -> str:
+    """`--list`: a line per stage with hours and memory, then what was assumed."""
+    from tad.evaluation.tables import align
+
+    rates = recipe.rates
+    if rates is None:
+        return f"{recipe.name}: has no section 'rates', so there is nothing to estimate from"
+    rows = [("stage", "work", "hours", "GB")]
+    rows += [(one.stage, one.work, f"{one.hours:.1f}", f"{one.gigabytes:.0f}") for one in stages]
+    rows.append(("all", "", f"{sum(one.hours for one in stages):.1f}", ""))
+    return "\n".join(
+        [
+            align(rows),
+            f"Estimated from {rates.rollout_ms:g} ms per row and step of collecting, {rates.state_ms:g} ms per state of training and "
+            f"{rates.forward_ms:g} ms per row and forward of decoding ({rates.machine}).",
+            "Assumed: every answer fills its canvas, every rollout is kept, and settings other than one token at a time make "
+            f"{rates.tokens_per_forward:g} tokens per forward. Loading, grading and the window are left out. GB: of weights while "
+            "decoding, the highest measured while training.",
+        ]
+    )
 
 
 def stop(words: list[str]) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.questions import short_digest
 from tad.evaluation.results import RunMeta
+from tad.tasks.selection import short_digest
 from tad.training.distill import ADAPTER, MODEL
 from tad.training.record import last_call, read_record
 

@@ -6,8 +6,6 @@ whether two runs, or a run and the data at hand, ask the same.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from tad.errors import TadError
 from tad.evaluation.recipe import ALL, EvalTask
 from tad.evaluation.row import Key, Row
 from tad.tasks import Example, Prompt, Task, Verdict, get_task
+from tad.tasks.selection import choose_examples, short_digest
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Questions:
         templates = task.templates if ALL in section.templates else tuple(section.templates)
         for template in templates:
             task.check_template(template)
-        examples = _choose(task.examples(split), section)
+        examples = choose_examples(task.examples(split), section.limit, section.sample, section.name)
         items = [
             Item(task, example, template, section.name) for template in templates for example in examples
         ]
@@ -121,22 +120,6 @@ class Questions:
         return [
             row.judged(self._known[row.task, row.id, row.text]) if id(row) in chosen else row for row in rows
         ]
-
-
-def _choose(examples: list[Example], section: EvalTask) -> list[Example]:
-    if section.sample is not None:
-        if section.sample > len(examples):
-            raise TadError(
-                f"task '{section.name}' has {len(examples)} examples; sample {section.sample} is too many"
-            )
-        drawn = sorted(examples, key=lambda example: short_digest(example.id))[: section.sample]
-        chosen = {example.id for example in drawn}
-        return [example for example in examples if example.id in chosen]
-    return examples[: section.limit]
-
-
-def short_digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
 
 def sections_of(facts: Iterable[dict[str, Any]]) -> list[EvalTask]:

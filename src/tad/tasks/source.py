@@ -82,7 +82,9 @@ class Source:
                 shards = sorted((directory / self.folder).glob(f"{stem}-*{suffix}"))
                 if shards:
                     return shards
-        return []
+        # A dataset's repository, as it was downloaded.
+        patterns = self.hub_files.get(split, ())
+        return [path for pattern in patterns for path in sorted((directory / self.folder).glob(pattern))]
 
     def where(self, split: str, data_dir: str | Path | None = None) -> str:
         """In words, where `read` would take the split from."""

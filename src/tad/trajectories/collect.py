@@ -21,6 +21,7 @@ from tad.decoding import GraphEngine, decode
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Example, Task, Verdict, get_task
+from tad.tasks.selection import choose_examples, exclude_questions
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
@@ -452,10 +453,14 @@ def _mix(recipe: CollectRecipe) -> Iterator[Item]:
             raise TadError(f"task '{section.name}': graded: false; reference: majority needs the grader")
         task = get_task(section.name, data_dir=recipe.data_dir, **section.options)
         examples = task.examples(section.split or ("train" if "train" in task.splits else None))
+        for name in section.exclude:
+            asked = get_task(name, data_dir=recipe.data_dir).examples()
+            examples = exclude_questions(examples, asked)
+        chosen = choose_examples(examples, section.limit, section.sample, section.name)
         first, parts = recipe.part or (1, 1)
         if first > parts:
             raise TadError(f"part [{first}, {parts}]: there is no part {first} of {parts}")
-        for example in examples[: section.limit][first - 1 :: parts]:
+        for example in chosen[first - 1 :: parts]:
             reference = task.reference(example)
             if recipe.privileged and recipe.reference != "majority" and not reference:
                 raise TadError(
@@ -467,6 +472,11 @@ def _mix(recipe: CollectRecipe) -> Iterator[Item]:
                 )
             origin = "gold" if recipe.privileged else "none"
             yield Item(task, example, section.template, reference, origin, section.graded)
+
+
+def list_examples(recipe: CollectRecipe) -> list[Example]:
+    """What a collection asks, in order."""
+    return [item.example for item in _mix(recipe)]
 
 
 def _by_majority(item: Item, verdict: Verdict) -> Verdict:

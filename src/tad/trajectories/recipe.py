@@ -19,6 +19,10 @@ class TaskSection(Recipe):
     """Default: `train` where the task has it, else the task's own default."""
     limit: Positive | None = None
     """The first so many examples; all by default."""
+    sample: Positive | None = None
+    """Instead of the first ones, this many drawn by a hash of their ids."""
+    exclude: list[str] = Field(default_factory=list)
+    """Tasks whose test questions are left out, such as `math` for MATH's own training split."""
     template: str = "tad"
     """Which of the task's plain prompts the student is given."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -88,6 +92,7 @@ class CollectRecipe(Recipe):
             if values[name] == usual:
                 del values[name]
         for task in values["tasks"]:
-            if task["graded"]:  # likewise
-                del task["graded"]
+            defaults: dict[str, Any] = {"graded": True, "sample": None, "exclude": []}  # likewise
+            for name in [name for name, value in defaults.items() if task[name] == value]:
+                del task[name]
         return values

@@ -77,6 +77,9 @@ class Chain:
             self.questions.check_graders()  # now, and not after hours of training
             if (few := warn_of_few(len(self.questions.items))) is not None and not self.smoke:
                 self.listener.say(few)
+        if "collect" in stages:
+            asked = [item.example for item in self.questions.items]
+            self.recipe.check_overlap(self.recipe.collect_recipe(), asked)
         create_folder(self.out)
         with writing(self.out):
             self._check_window()

@@ -7,7 +7,7 @@ which the chain or the study fills in. A section laid over another changes the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +20,14 @@ from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE
 from tad.evaluation.recipe import EvalRecipe, EvalTask
 from tad.evaluation.sweep import Setting, plan
-from tad.tasks import check_contamination, get_task
+from tad.tasks import Example, check_contamination, get_task
+from tad.tasks.selection import exclude_questions
 from tad.training.recipe import DistillRecipe, ObjectiveSection
+from tad.trajectories.collect import list_examples
 from tad.trajectories.recipe import CollectRecipe, TaskSection
 
 Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
 Values = dict[str, Any]
 NEVER = 10**9  # steps
 _UNNAMED = ObjectiveSection().name  # what an objective without a name is
@@ -72,6 +75,25 @@ class EvaluateSection(Recipe):
         return plan(decoder, family, gen_length, every, self.grid(decoder, family, settings))
 
 
+class RatesSection(Recipe):
+    """What was measured of a model on a machine, for the estimates of `--list`."""
+
+    machine: str
+    """Where the rates were measured, and of what."""
+    rollout_ms: Rate
+    """Milliseconds of collecting per row and step."""
+    state_ms: Rate
+    """Milliseconds of training per state: a student's and a teacher's forward, and the step's share."""
+    forward_ms: Rate
+    """Milliseconds of decoding per row and forward."""
+    tokens_per_forward: Rate = 4.0
+    """Assumed of every setting but one token at a time."""
+    decode_gb: Rate
+    """Memory on the device while collecting and decoding: the weights."""
+    train_gb: Rate
+    """Memory on the device while training: the highest measured."""
+
+
 class ModelRecipe(Recipe):
     """What a chain and a study have in common."""
 
@@ -89,6 +111,8 @@ class ModelRecipe(Recipe):
     evaluate: EvaluateSection
     allow_contamination: bool = False
     """Whether problems may be evaluated that were trained on."""
+    rates: RatesSection | None = None
+    """Measured rates, from which `--list` estimates hours and memory."""
 
     def check_problems(self, *stores: Values) -> None:
         """Refuse to evaluate on the problems that trajectories are collected of, unless the recipe allows it."""
@@ -104,6 +128,18 @@ class ModelRecipe(Recipe):
                         f"{self.name}: evaluate.tasks: '{task.name}' is also what trajectories are collected of; "
                         "give another split, or allow_contamination: true"
                     )
+
+    def check_overlap(self, collect: CollectRecipe, asked: Sequence[Example]) -> None:
+        """Refuse trajectories of a question that is evaluated, whatever task it is from, unless the recipe allows it."""
+        if self.allow_contamination:
+            return
+        trained = list_examples(collect)
+        shared = len(trained) - len(exclude_questions(trained, asked))
+        if shared:
+            raise TadError(
+                f"{self.name}: collect.tasks: {shared} of {len(trained)} questions are also evaluated; name the evaluated task "
+                "in their 'exclude', or set allow_contamination: true"
+            )
 
     def _problems(self, task: TaskSection | EvalTask, preferred: tuple[str, ...]) -> tuple[str, str, str]:
         """Task, file and split; one that is not named is a preferred one, where the task has it, else its own default."""

@@ -63,6 +63,10 @@ class Study(StudyPlan):
         `grade`: also look for verdicts that are missing in finished runs.
         """
         self.check_only(only)
+        asked = [item.example for item in self.hashes.questions(self.recipe.evaluate.tasks).items]
+        collections = [self.recipe.collect_recipe(store) for store in self.recipe.stores.values()]
+        for recipe in {json.dumps(one.model_dump()["tasks"]): one for one in collections}.values():
+            self.recipe.check_overlap(recipe, asked)
         create_folder(self.out)
         self._record()
         try:

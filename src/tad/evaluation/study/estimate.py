@@ -1,0 +1,172 @@
+"""How long the stages of a run or a study take and what they hold in memory, before anything starts.
+
+Plain arithmetic: how many problems, steps, states and forwards the recipe asks for, times the rates that its section `rates`
+gives. Every answer is taken to fill its canvas, so stages that stop at the end of an answer are faster. Loads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tad.evaluation.recipe import EvalTask
+from tad.evaluation.study.cells import ResolvedMethod
+from tad.evaluation.study.plan import StudyPlan
+from tad.evaluation.study.recipe import ModelRecipe, RatesSection, RunRecipe, Values
+from tad.evaluation.sweep import FIRST, Setting
+from tad.tasks import get_task
+from tad.training.recipe import DistillRecipe
+from tad.trajectories.recipe import CollectRecipe, TaskSection
+
+# Problems of published splits, so that an estimate needs no data.
+_SIZES = {
+    ("gsm8k", "train"): 7473,
+    ("gsm8k", "test"): 1319,
+    ("math", "train"): 7500,
+    ("math", "test"): 5000,
+    ("prm12k", "train"): 12000,
+    ("humaneval", "test"): 164,
+    ("humaneval-instruct", "test"): 164,
+    ("mbpp", "test"): 500,
+    ("mbpp-instruct", "test"): 500,
+}
+_FAMILY = "llada"  # families differ in thresholds, not in how many settings there are
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """`gigabytes`: of memory on the device."""
+
+    stage: str
+    work: str
+    hours: float
+    gigabytes: float
+
+
+def estimate_run(recipe: RunRecipe) -> list[StageEstimate]:
+    """The stages of `tad run`; empty without rates."""
+    rates = recipe.rates
+    if rates is None:
+        return []
+    collect = recipe.collect_recipe()
+    found = [estimate_collect(recipe, collect, rates)]
+    for name, values in recipe.students.items():
+        training = recipe.distill_recipe(name, "store", values)
+        found.append(
+            estimate_distill(name, training, count_rollouts(recipe, collect), collect.gen_length, rates)
+        )
+    section, length = recipe.evaluate, recipe.eval_recipe(recipe.evaluate.tasks).gen_length
+    every = {
+        "base": [FIRST, *recipe.decoders],
+        **dict.fromkeys((*recipe.students, *recipe.adapters), recipe.student_decoders),
+    }
+    for name, decoders in every.items():
+        settings = [one for decoder in decoders for one in section.plan(decoder, _FAMILY, length, {})]
+        if name != "base" and not recipe.student_first:
+            settings = [one for one in settings if one.decoder != FIRST]
+        found.append(estimate_answers(recipe, name, settings, section.tasks, length, rates))
+    return found
+
+
+def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
+    """The stores, trainings and answers of a study's tables, each once: the decoders of a model share its answers, under the
+    name of the first. Trials of tuning are trainings too."""
+    recipe, rates = plan.recipe, plan.recipe.rates
+    if rates is None:
+        return []
+    length = recipe.eval_recipe(recipe.evaluate.tasks).gen_length
+    stores: dict[str, CollectRecipe] = {}
+    trainings: dict[str, tuple[str, DistillRecipe, str]] = {}
+    answers: dict[str, tuple[str, list[Setting], list[EvalTask]]] = {}
+
+    def add(
+        label: str, method: ResolvedMethod, seed: int | None, changes: Values | None, tasks: list[EvalTask]
+    ) -> None:
+        values = method.distill(changes)
+        key = json.dumps([method.store, values, seed])
+        if method.store is not None:
+            stores.setdefault(method.store, recipe.collect_recipe(recipe.stores[method.store]))
+            trainings.setdefault(
+                key, (label, recipe.distill_recipe(method.name, "store", values), method.store)
+            )
+        settings = recipe.evaluate.plan(method.decoder, _FAMILY, length, method.settings)
+        found = answers.setdefault(
+            json.dumps([key, [task.model_dump() for task in tasks]]), (label, [], tasks)
+        )
+        found[1].extend(settings)
+
+    tuning = recipe.tuning
+    for name in tuning.methods if tuning else ():
+        assert tuning is not None
+        for number, changes in enumerate(tuning.trials_of(name)):
+            add(f"{name}, trial {number}", plan.methods[name], tuning.seed, changes, tuning.tasks)
+    for table in recipe.tables:
+        for method in (plan.methods[name] for name in plan.rows_of(table)):
+            for seed in [] if method.absent else plan.seeds_of(method, table):
+                label = method.name if seed is None else f"{method.name}, seed {seed}"
+                add(label, method, seed, None, recipe.evaluate.tasks)
+    found = [
+        replace(estimate_collect(recipe, one, rates), stage=f"collect '{name}'")
+        for name, one in stores.items()
+    ]
+    for label, training, store in trainings.values():
+        rollouts = count_rollouts(recipe, stores[store])
+        found.append(estimate_distill(label, training, rollouts, stores[store].gen_length, rates))
+    for label, settings, tasks in answers.values():
+        found.append(estimate_answers(recipe, label, settings, tasks, length, rates))
+    return found
+
+
+def estimate_collect(recipe: ModelRecipe, collect: CollectRecipe, rates: RatesSection) -> StageEstimate:
+    rollouts, steps = count_rollouts(recipe, collect), collect.gen_length
+    hours = rollouts * steps * rates.rollout_ms / 3.6e6
+    return StageEstimate("collect", f"{rollouts:,} rollouts of {steps} steps", hours, rates.decode_gb)
+
+
+def estimate_distill(
+    name: str, recipe: DistillRecipe, trajectories: int, length: int, rates: RatesSection
+) -> StageEstimate:
+    """All rollouts are taken to be kept."""
+    learning = recipe.learning
+    if learning.steps:
+        states = learning.steps * recipe.batch.size
+    else:
+        each = length if recipe.states == "all" else int(recipe.states)
+        states = round(trajectories * each * learning.epochs)
+    return StageEstimate(
+        f"distill '{name}'", f"{states:,} states", states * rates.state_ms / 3.6e6, rates.train_gb
+    )
+
+
+def estimate_answers(
+    recipe: ModelRecipe,
+    name: str,
+    settings: Sequence[Setting],
+    tasks: Sequence[EvalTask],
+    length: int,
+    rates: RatesSection,
+) -> StageEstimate:
+    """One token at a time a canvas takes a forward for each position, at other settings one for so many tokens."""
+    runs = {one.name: one for one in settings}.values()
+    problems = sum(count_problems(recipe, task, "test") * len(task.templates) for task in tasks)
+    forwards = sum(length if one.decoder == FIRST else length / rates.tokens_per_forward for one in runs)
+    work = f"{problems:,} problems at {len(runs)} settings, {problems * forwards:,.0f} forwards"
+    return StageEstimate(
+        f"evaluate '{name}'", work, problems * forwards * rates.forward_ms / 3.6e6, rates.decode_gb
+    )
+
+
+def count_rollouts(recipe: ModelRecipe, collect: CollectRecipe) -> int:
+    return sum(count_problems(recipe, task, "train") for task in collect.tasks) * collect.samples
+
+
+def count_problems(recipe: ModelRecipe, task: TaskSection | EvalTask, split: str) -> int:
+    """As the section says, else the split's published size, else as many as the data at hand has."""
+    split = task.split or split
+    given = task.sample or task.limit
+    if given is not None:
+        return min(given, _SIZES.get((task.name, split), given))
+    if (task.name, split) in _SIZES:
+        return _SIZES[task.name, split]
+    return get_task(task.name, recipe.data_dir, **task.options).count(split)
