@@ -172,7 +172,9 @@ def write_training(folder: Path, name: str, seed: int = 0, steps: int = 60, fini
     return folder
 
 
-def write_store(folder: Path, count: int = 40, window: bool = True, order: str = "teacher") -> Path:
+def write_store(
+    folder: Path, count: int = 40, window: bool = True, order: str = "teacher", reached: bool = True
+) -> Path:
     """Trajectories of which the teacher is surer the later it is, and a decay that falls to 0.5 and to 0.2."""
     meta = StoreMeta(
         model="f00d", tokenizer="t", family="llada", mask_token=2, eos_token=1, ends=[1], gen_length=LENGTH,
@@ -183,7 +185,10 @@ def write_store(folder: Path, count: int = 40, window: bool = True, order: str =
     rows = [_trajectory(number, draws) for number in range(count)]
     store.write(0, rows, ShardStats(count + 8, count, count, {"differs": 8}, 40 * count, 20, {"nano-word": [count + 8, count]}))  # fmt: skip
     if window:
-        write_report(WindowReport(order, "f00d", _decay(9), _decay(14), _windows()), folder)
+        windows = (
+            _windows() if reached else {**_windows(), "speed": Window(0.2, math.nan, 40, math.nan, math.nan)}
+        )
+        write_report(WindowReport(order, "f00d", _decay(9), _decay(14), windows), folder)
     return folder
 
 

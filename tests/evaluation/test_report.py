@@ -156,6 +156,16 @@ def test_every_base_and_every_set_of_problems_has_its_own_part(tmp_path: Path) -
     assert "validation" in names[-1]
 
 
+def test_a_window_that_is_the_cap_of_its_measurement_is_called_so(tmp_path: Path) -> None:
+    made.write_store(tmp_path / "store", reached=False)
+    done = write_report([tmp_path], tmp_path / "p.html")
+    assert any("speed window is 40, the cap: 0.2 is not reached" in note for note in done.notes)
+    text = Elements(done.page.read_text())
+    assert (
+        text.text.count("40, the cap: 0.2 is not reached") >= 3
+    )  # the table, the chart in words, and what is missing
+
+
 def test_runs_in_no_sweep_are_compared_too(tmp_path: Path) -> None:
     made.write_run(tmp_path / "base", "one-by-one", 0.8, 0.9)
     made.write_run(tmp_path / "student", "tad", 5, 0.85, adapter="x/speed/adapter")

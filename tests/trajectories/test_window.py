@@ -182,6 +182,19 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
                 for token, at in zip(row.tokens, row.reveal, strict=True)
             ]
             assert line["trajectory"][f"step{step}"] == want
+    assert [line["groundtruth"] for line in lines] == ["3", "5", "8"]
+    back = run(
+        app, ["trajectories", str(tmp_path / "back"), "--import", str(exported), "--model", str(model)]
+    )
+    assert back.exit_code == 0, back.output
+    for row, again in zip(
+        TrajectoryStore.open(out).rows(), TrajectoryStore.open(tmp_path / "back").rows(), strict=True
+    ):
+        assert (again.plain_ids, again.tokens, again.reveal) == (row.plain_ids, row.tokens, row.reveal)
+        reference = lm.family.reference_turn({3: "3", 5: "5", 8: "8"}[lm.decode(row.plain_ids).count("q")])
+        assert again.privileged_ids == lm.encode(
+            [reference, {"role": "user", "content": "q" * int(reference["content"][-1])}]
+        )
     other = write_checkpoint(tmp_path / "other", scale=3.0)
     wrong = run(app, ["window", str(out), "--model", str(other), "--device", "cpu"])
     assert isinstance(wrong.exception, TadError)

@@ -113,21 +113,34 @@ def trajectories(
     model: options.ModelOption = None,
     animate: Annotated[bool, typer.Option("--animate", help="With --show: step by step.")] = False,
     export: Annotated[
-        Path | None, typer.Option(help="Write the published JSONL format; needs --model.")
+        Path | None,
+        typer.Option(help="Write the published trainer's JSONL, references included; needs --model."),
     ] = None,
+    import_from: Annotated[
+        Path | None, typer.Option("--import", help="Make the store from such a JSONL; needs --model.")
+    ] = None,
+    data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
     """What a store holds: counts, accuracy by task, lengths, the teacher's confidence; or one trajectory as a picture."""
     from tad.trajectories.store import TrajectoryStore
     from tad.trajectories.summary import summarise
 
+    if import_from is not None:
+        from tad.trajectories.jsonl_format import import_rows
+
+        if model is None:
+            raise TadError("--import reads text and needs --model for the tokenizer")
+        store = import_rows(_load_words(model), import_from, folder)
+        _print_summary(store)
+        return
     store = TrajectoryStore.open(folder)
     if show is not None:
         _show(_find(store, show), store, _load_words(model) if model else None, animate)
     elif export is not None:
         if model is None:
             raise TadError("--export writes text and needs --model for the tokenizer")
-        _export(store, export, _load_words(model))
+        _export(store, export, _load_words(model), None if data_dir is None else str(data_dir))
     elif as_json:
         typer.echo(json.dumps(finite(asdict(summarise(store)))))
     else:
@@ -282,10 +295,10 @@ def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool)
     console.print(f"{verdict}; {row.n_real} steps, then end filler", markup=False)
 
 
-def _export(store: TrajectoryStore, path: Path, lm: LM) -> None:
-    from tad.trajectories.jsonl_format import export_row
+def _export(store: TrajectoryStore, path: Path, lm: LM, data_dir: str | None) -> None:
+    from tad.trajectories.jsonl_format import export_rows
 
     with open(path, "w", encoding="utf-8") as file:
-        for row in store.rows():
-            file.write(json.dumps(export_row(lm, row, groundtruth="")) + "\n")
+        for row in export_rows(lm, store, data_dir):
+            file.write(json.dumps(row) + "\n")
     typer.echo(f"written: {path}")

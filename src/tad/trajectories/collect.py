@@ -479,6 +479,11 @@ def list_examples(recipe: CollectRecipe) -> list[Example]:
     return [item.example for item in _mix(recipe)]
 
 
+def list_references(recipe: CollectRecipe) -> dict[str, str]:
+    """What the teacher is shown of each example."""
+    return {item.example.id: item.reference for item in _mix(recipe)}
+
+
 def _by_majority(item: Item, verdict: Verdict) -> Verdict:
     """Agreement with the majority answer takes the place of the gold."""
     agrees = bool(item.reference) and verdict.extracted == item.reference

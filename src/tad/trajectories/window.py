@@ -54,10 +54,19 @@ class Window:
     """Where the curve falls to a level: the crossing, the whole number to use, and the interval of the crossing."""
 
     level: float
-    crossing: float
+    crossing: float  # nan where the curve does not fall so far within the measured steps; the window then is their cap
     window: int
     low: float
     high: float
+
+    @property
+    def reached(self) -> bool:
+        return not math.isnan(self.crossing)
+
+    def __str__(self) -> str:
+        if self.reached:
+            return f"{self.window} ({self.low:.1f} to {self.high:.1f})"
+        return f"{self.window}, the cap: {self.level} is not reached"
 
 
 @dataclass(frozen=True)
@@ -278,10 +287,10 @@ def explain_windows(report: WindowReport) -> list[str]:
     """A line per window: where the curve falls to its level, or that it does not and what stands in."""
     lines = []
     for name, window in report.windows.items():
-        if math.isnan(window.crossing):
+        if not window.reached:
             lines.append(
-                f"{name} window {window.window}: confidence does not fall to {window.level} within the {window.window} steps "
-                f"that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
+                f"{name} window {window.window}, the cap: confidence does not fall to {window.level} within the {window.window} "
+                f"steps that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
             )
         else:
             lines.append(
@@ -335,14 +344,14 @@ def draw_decay(axes: Any, report: WindowReport, colours: Mapping[str, str] = _CO
             fontsize=9.5,
         )
     for name, window in report.windows.items():
-        colour, reached = colours.get(name, colours["level"]), not math.isnan(window.crossing)
+        colour, reached = colours.get(name, colours["level"]), window.reached
         axes.axhline(window.level, color=colours["level"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         if reached and not math.isnan(window.low):
             axes.axvspan(window.low, window.high, color=colour, alpha=0.25, linewidth=0, zorder=1)
         if reached:
             axes.axvline(window.window, color=colour, linewidth=1.3, zorder=2)
         axes.annotate(
-            f"{name} {window.window}" if reached else f"{name}: not reached",
+            f"{name} {window.window}" if reached else f"{name} {window.window}, the cap: not reached",
             (window.window, 1.0) if reached else (len(report.decay.mean), window.level),
             (3, -2) if reached else (-2, 3),
             textcoords="offset points",

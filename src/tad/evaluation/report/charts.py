@@ -330,7 +330,7 @@ def chart_decay(store: StoreData, name: str) -> Chart | None:
     def draw(axes: Axes) -> None:
         draw_decay(axes, report, {key: LIGHT[colour] for key, colour in colours.items()})
 
-    windows = ", ".join(f"{key} window {window.window}" for key, window in report.windows.items())
+    windows = ", ".join(f"{key} window {window}" for key, window in report.windows.items())
     n = report.decay.trajectories
     alt = f"Confidence decay of {store.name}, {n} trajectories: {windows}"
     return Chart(name, f"{store.name} (n = {n})", alt, draw, n)

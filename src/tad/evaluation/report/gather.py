@@ -168,6 +168,10 @@ def gather(
             found.notes.append(f"{folder}: is shown run by run, since its study cannot be made out: {error}")
             plain += walk(folder, studies=False)
     _take_plain(plain, found, tolerance, y_max, resamples, say)
+    for store in found.stores:
+        for kind, window in store.window.windows.items() if store.window else ():
+            if not window.reached:
+                found.notes.append(f"{store.name}: its {kind} window is {window} within the measured steps")
     return found
 
 

@@ -65,11 +65,7 @@ def grid_stores(stores: Sequence[StoreData]) -> Grid:
 
 def _window(store: StoreData, name: str) -> str:
     window = None if store.window is None else store.window.windows.get(name)
-    if window is None:
-        return "not measured"
-    if math.isnan(window.crossing):
-        return f"{window.window} (not reached)"
-    return f"{window.window} ({window.low:.1f} to {window.high:.1f})"
+    return "not measured" if window is None else str(window)
 
 
 def grid_trainings(trainings: Sequence[TrainingData]) -> Grid:
