@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tad.evaluation.recipe import EvalTask
 from tad.evaluation.study.cells import ResolvedMethod
@@ -49,19 +49,24 @@ def estimate_run(recipe: RunRecipe) -> list[StageEstimate]:
     rates = recipe.rates
     if rates is None:
         return []
-    collect = recipe.collect_recipe()
-    found = [estimate_collect(recipe, collect, rates)]
-    for name, values in recipe.students.items():
-        training = recipe.distill_recipe(name, "store", values)
-        found.append(
-            estimate_distill(name, training, count_rollouts(recipe, collect), collect.gen_length, rates)
-        )
+    found: list[StageEstimate] = []
+    names: list[str] = []
+    for number in range(1, recipe.rounds + 1):
+        part = (number, recipe.rounds) if recipe.split_prompts else None
+        collect = recipe.collect_recipe(part=part)
+        if number == 1:  # whose trajectories all students share
+            found.append(estimate_collect(recipe, "collect", collect, rates))
+        for student, values in recipe.students.items():
+            name = student if recipe.rounds == 1 else f"{student}-round{number}"
+            if number > 1:
+                found.append(estimate_collect(recipe, f"collect '{name}'", collect, rates))
+            training = recipe.distill_recipe(name, "store", values)
+            rollouts = count_rollouts(recipe, collect)
+            found.append(estimate_distill(name, training, rollouts, collect.gen_length, rates))
+            names.append(name)
     section, length = recipe.evaluate, recipe.eval_recipe(recipe.evaluate.tasks).gen_length
-    every = {
-        "base": [FIRST, *recipe.decoders],
-        **dict.fromkeys((*recipe.students, *recipe.adapters), recipe.student_decoders),
-    }
-    for name, decoders in every.items():
+    every = dict.fromkeys((*names, *recipe.adapters), recipe.student_decoders)
+    for name, decoders in {"base": [FIRST, *recipe.decoders], **every}.items():
         settings = [one for decoder in decoders for one in section.plan(decoder, _FAMILY, length, {})]
         if name != "base" and not recipe.student_first:
             settings = [one for one in settings if one.decoder != FIRST]
@@ -84,12 +89,14 @@ def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
         label: str, method: ResolvedMethod, seed: int | None, changes: Values | None, tasks: list[EvalTask]
     ) -> None:
         values = method.distill(changes)
-        key = json.dumps([method.store, values, seed])
+        key = json.dumps([method.store, method.before, values, seed])
         if method.store is not None:
-            stores.setdefault(method.store, recipe.collect_recipe(recipe.stores[method.store]))
-            trainings.setdefault(
-                key, (label, recipe.distill_recipe(method.name, "store", values), method.store)
+            store = (
+                method.store if method.before is None else f"{method.store} by {method.before}, seed {seed}"
             )
+            collect = recipe.collect_recipe(recipe.stores[method.store], method.part)
+            stores.setdefault(store, collect)
+            trainings.setdefault(key, (label, recipe.distill_recipe(method.name, "store", values), store))
         settings = recipe.evaluate.plan(method.decoder, _FAMILY, length, method.settings)
         found = answers.setdefault(
             json.dumps([key, [task.model_dump() for task in tasks]]), (label, [], tasks)
@@ -106,10 +113,7 @@ def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
             for seed in [] if method.absent else plan.seeds_of(method, table):
                 label = method.name if seed is None else f"{method.name}, seed {seed}"
                 add(label, method, seed, None, recipe.evaluate.tasks)
-    found = [
-        replace(estimate_collect(recipe, one, rates), stage=f"collect '{name}'")
-        for name, one in stores.items()
-    ]
+    found = [estimate_collect(recipe, f"collect '{name}'", one, rates) for name, one in stores.items()]
     for label, training, store in trainings.values():
         rollouts = count_rollouts(recipe, stores[store])
         found.append(estimate_distill(label, training, rollouts, stores[store].gen_length, rates))
@@ -118,10 +122,12 @@ def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
     return found
 
 
-def estimate_collect(recipe: ModelRecipe, collect: CollectRecipe, rates: RatesSection) -> StageEstimate:
+def estimate_collect(
+    recipe: ModelRecipe, stage: str, collect: CollectRecipe, rates: RatesSection
+) -> StageEstimate:
     rollouts, steps = count_rollouts(recipe, collect), collect.gen_length
     hours = rollouts * steps * rates.rollout_ms / 3.6e6
-    return StageEstimate("collect", f"{rollouts:,} rollouts of {steps} steps", hours, rates.decode_gb)
+    return StageEstimate(stage, f"{rollouts:,} rollouts of {steps} steps", hours, rates.decode_gb)
 
 
 def estimate_distill(
@@ -158,7 +164,8 @@ def estimate_answers(
 
 
 def count_rollouts(recipe: ModelRecipe, collect: CollectRecipe) -> int:
-    return sum(count_problems(recipe, task, "train") for task in collect.tasks) * collect.samples
+    _, parts = collect.part or (1, 1)
+    return sum(count_problems(recipe, task, "train") for task in collect.tasks) * collect.samples // parts
 
 
 def count_problems(recipe: ModelRecipe, task: TaskSection | EvalTask, split: str) -> int:
