@@ -130,8 +130,9 @@ def trajectories(
         from tad.trajectories.jsonl_format import import_rows
 
         if model is None:
-            raise TadError("--import reads text and needs --model for the tokenizer")
-        store = import_rows(_load_words(model), import_from, folder)
+            raise TadError("--import makes a store of a model; name it with --model")
+        lm = options.load_model(model, device="cpu")  # its weights say whose trajectories they are
+        store = import_rows(lm, import_from, folder)
         _print_summary(store)
         return
     store = TrajectoryStore.open(folder)
