@@ -15,10 +15,9 @@ from study_world import study_recipe
 from tad.decoding import get_decoder
 from tad.decoding.decoders import describe, parameters
 from tad.evaluation import Results, Row
-from tad.evaluation.report.replay import load_speller
 from tad.evaluation.results import RunMeta
 from tad.evaluation.study import Study
-from tad.models import LM
+from tad.models import LM, load
 from tad.tasks import Verdict
 from tad.training.recipe import DistillRecipe
 from tad.training.record import write_record
@@ -38,7 +37,7 @@ BASE = {
 
 
 def speller() -> LM:
-    return load_speller("nano-llada")
+    return load("nano-llada", weights=False)
 
 
 def write_run(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from tad.decoding import Decoded, decode, get_decoder
 from tad.errors import TadError
@@ -22,11 +21,8 @@ from tad.evaluation.row import Key, Row
 from tad.evaluation.run import questions_of
 from tad.evaluation.sweep import FIRST
 from tad.evaluation.tables import describe_setting, rank_rows
-from tad.models import LM
-from tad.models.checkpoint import Checkpoint
-from tad.models.source import bundled_models, locate
-from tad.models.tokenizer import load_tokenizer
-from tad.models.tokens import read_special_tokens
+from tad.models import LM, load
+from tad.models.source import bundled_models
 from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids
 
@@ -140,18 +136,10 @@ def find_speller(meta: RunMeta) -> LM | None:
     if not Path(source).expanduser().is_dir() and source not in bundled_models():
         return None
     try:
-        speller = load_speller(source)
+        speller = load(source, weights=False)
     except TadError:
         return None
     return speller if fingerprint_tokenizer(speller) == meta.tokenizer else None
-
-
-def load_speller(source: str) -> LM:
-    """Only what turns ids into text: `model` is not there."""
-    checkpoint = Checkpoint.open(locate(source, weights=False))
-    tokenizer = load_tokenizer(checkpoint)
-    tokens = read_special_tokens(checkpoint, tokenizer)
-    return LM(cast(Any, None), checkpoint.family, tokens, tokenizer, source)
 
 
 def lay_out(speller: LM | None, ids: Sequence[int], steps: Sequence[int], tokens: int) -> list[CanvasCell]:
