@@ -47,7 +47,7 @@ def write_repositories(root: Path) -> Path:
         for n in range(2)
     ]  # fmt: skip
     files["mbpp/full/test"] = [
-        {"task_id": n, "text": f"Write f{n}.", "code": f"def f{n}(x): return x", "test_list": [f"assert f{n}(1) == 1"],
+        {"task_id": n, "text": f"Write f{n}.", "code": f"def f{n}(x): return x", "test_list": [f"assert f{n}({x}) == {x}" for x in range(3)],
          "test_setup_code": ""}
         for n in (11, 12)
     ]  # fmt: skip
