@@ -532,7 +532,7 @@ def test_two_processes_share_a_study_and_do_nothing_twice(
 ) -> None:
     done = request.getfixturevalue(whole)
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    recipe.write_text(yaml.safe_dump(make(world).model_dump(mode="json")))
+    recipe.write_text(yaml.safe_dump(make(world).model_dump(mode="json"), sort_keys=False))
     words = [sys.executable, "-c", _WORK, str(recipe), str(out)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=300)[0].split()[-1] for process in both] == ["True", "True"]
