@@ -254,6 +254,20 @@ def test_the_command_runs_a_task_and_writes_what_it_found(
     assert [row["arguments"][0][1]["max_gen_toks"] for row in rows] == [32, 32]
 
 
+def test_the_harness_itself_knows_the_model_when_started_through_this_package(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tad.evaluation.lm_eval.__main__ import main
+
+    model = write_roomy(tmp_path / "tiny", LLADA)
+    given = f"pretrained={model},device=cpu,decoder=fast-dllm,threshold=0.4,gen_length=32"
+    words = ["--model", "tad", "--model_args", given, "--tasks", "tad_gsm8k_plain", "--limit", "1"]
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *words, "--gen_kwargs", "max_gen_toks=32"])
+    monkeypatch.setenv("TAD_DATA", str(data_dir))
+    main()
+    assert "tad_gsm8k_plain" in capsys.readouterr().out
+
+
 def test_the_command_lists_our_tasks_and_asks_for_what_it_needs(app: typer.Typer) -> None:
     assert run(app, "--list").split() == sorted(NAMES)
     with pytest.raises(TadError, match="needs --model and --tasks"):
