@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import tad
 from tad.cli import app
-from tad.cli.options import DECODERS, read_settings
+from tad.cli.options import DECODERS, FAMILIES, read_settings
 from tad.cli.progress import Progress
 from tad.errors import TadError
 
@@ -108,10 +108,22 @@ def test_settings_are_read_as_numbers_words_and_texts() -> None:
             read_settings(wrong, threshold=0.9)
 
 
-def test_the_names_of_decoders_are_those_of_the_table() -> None:
+def test_the_names_of_decoders_and_families_are_those_of_the_tables() -> None:
     from tad.decoding import DECODERS as TABLE
+    from tad.models import FAMILIES as MODELS
 
     assert tuple(TABLE) == DECODERS
+    assert tuple(family.name for family in MODELS.values()) == FAMILIES
+
+
+def test_a_family_lists_what_it_decodes_with() -> None:
+    def names(*words: str) -> set[str]:
+        found = CliRunner().invoke(app, ["decoders", "--json", *words], catch_exceptions=False).stdout
+        return {row["name"] for row in json.loads(found)}
+
+    assert names() == set(DECODERS)
+    assert "sdar" in names("--family", "sdar")
+    assert "sdar" not in names("--family", "llada")
 
 
 # Recipes

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tad.cli.options import FAMILIES, AsJson, check_decoder, check_family
+from tad.cli.options import AsJson, check_decoder, check_family
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from tad.decoding import Decoder
 
+VARIED = ("llada", "dream")  # families of full attention, whose published defaults differ
 # Parameter -> meaning, in a line; `threshold` depends on the rule.
 MEANINGS = {
     "block": "positions per block; none: the whole canvas is one block, or block by block the model's own size",
@@ -64,17 +65,21 @@ def decoders(
         str | None, typer.Argument(help="One decoder, with all its parameters.", callback=check_decoder)
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="llada or dream; default: both.", callback=check_family)
+        str | None,
+        typer.Option(
+            help="Only what models of this family decode with, such as llada or sdar.", callback=check_family
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The named decoders: block schedule, reveal rule, cache and defaults."""
     from rich.console import Console
 
-    from tad.decoding import DECODERS, get_decoder
+    from tad.decoding import DECODERS, decoders_for, get_decoder
 
-    families = FAMILIES if family is None else (family,)
-    names = list(DECODERS) if name is None else [name]
+    families = VARIED if family is None else (family,)
+    fitting = [one for one in DECODERS if family not in VARIED or one in decoders_for(None)]
+    names = fitting if name is None else [name]
     found = {(one, kind): get_decoder(one, kind) for one in names for kind in families}
     if as_json:
         typer.echo(json.dumps([as_record(decoder, kind) for (_, kind), decoder in found.items()], indent=2))

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tad.cli.options import Adapter, AsJson, Dtype, Model, OptionalModel, check_family
+from tad.cli.options import Adapter, AsJson, Dtype, Model, OptionalModel
 from tad.errors import TadError
 
 if TYPE_CHECKING:
     from tad.models.info import ModelInfo
+
+
+class DemoFamily(str, Enum):
+    """Families with a bundled model."""
+
+    llada = "llada"
+    dream = "dream"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -136,11 +144,11 @@ def push(
 
 
 def demo(
-    family: Annotated[str, typer.Option(help="llada or dream.", callback=check_family)] = "llada",
+    family: Annotated[DemoFamily, typer.Option(help="Which bundled model.")] = DemoFamily.llada,
     problems: Annotated[int, typer.Option(min=2, help="Problems of each task.")] = 24,
     out: Annotated[Path | None, typer.Option(help="Directory (default: runs/demo-FAMILY).")] = None,
 ) -> None:
     """Every stage of the method on the bundled small model: a few minutes on a CPU, with nothing to download."""
     from tad.cli.demo import run
 
-    run(family, problems, out)
+    run(family.value, problems, out)

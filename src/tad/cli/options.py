@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tad.models import LM
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
-FAMILIES = ("llada", "dream")
 DEVICES = ("cpu", "cuda", "mps")
 # The keys of `tad.decoding.DECODERS`, which cannot be had without torch; a test holds the two together.
 DECODERS = (
@@ -41,6 +40,8 @@ DECODERS = (
     "llada2",
     "llada2.1",
 )
+# The names of `tad.models.FAMILIES`, likewise.
+FAMILIES = ("llada", "dream", "fast-dllm-v2", "sdar", "sdar-moe", "llada2")
 DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
 
 
@@ -82,7 +83,7 @@ def check_decoder(decoder: str | None) -> str | None:
 
 def check_family(family: str | None) -> str | None:
     if family is not None and family not in FAMILIES:
-        raise TadError(f"--family {family}: should be {' or '.join(FAMILIES)}")
+        raise TadError(f"--family {family}: {suggest(family, FAMILIES)}")
     return family
 
 

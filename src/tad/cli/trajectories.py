@@ -186,7 +186,8 @@ def window(
     found = fingerprint_model(lm)
     if found != store.meta.model:
         raise TadError(
-            f"{folder}: trajectories are of model {store.meta.model}, {model} is {found}; use their own model"
+            f"{folder}: its trajectories were made by another model than {model}; give the one they were collected with "
+            f"(fingerprints {store.meta.model}, {found})"
         )
     report = measure_window(lm, store, limit, states, distances, batch_size, use_adapter=lm.peft is not None)
     if as_json:
