@@ -20,10 +20,12 @@ import tad
 from tad.canvas.terminal import Canvas, LiveCanvas
 from tad.canvas.text import END, FILLER, FUTURE, MASK, printable, reveal_colour
 from tad.cli import decode as cli
-from tad.cli.decoders import MEANINGS, list_decoders, meaning
+from tad.cli.decoders import list_decoders
 from tad.decoding import DECODERS, Decoded, Step, get_decoder
 from tad.decoding.decoders import CACHES, RULES, SCHEDULES, parameters
+from tad.decoding.meanings import MEANINGS, explain
 from tad.errors import TadError
+from tad.prompts import read_questions
 from tiny_lm import CONTEXT, write_checkpoint
 
 SHORT = ("--gen-length", "16", "--set", "block=8")
@@ -209,7 +211,7 @@ def test_length_that_is_no_multiple_of_the_block_is_refused_before_loading(tmp_p
 def test_missing_prompt_at_a_terminal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", _Terminal())
     with pytest.raises(TadError, match="--file"):
-        cli._questions(None, None, None)
+        read_questions()
 
 
 def test_text_for_a_model_without_tokenizer_is_an_error(bare: str) -> None:
@@ -423,12 +425,12 @@ def test_decoders_as_json() -> None:
     assert mine["parameters"]["threshold"] == 0.4
 
 
-def test_every_parameter_of_every_part_has_a_meaning() -> None:
+def test_every_parameter_of_every_part_has_a_explain() -> None:
     for schedule in SCHEDULES:
         for rule in RULES:
             for cache in CACHES:
                 decoder = get_decoder("tad", schedule=schedule, rule=rule, cache=cache)
-                assert all(meaning(key, decoder) for key in parameters(decoder))
+                assert all(explain(key, decoder) for key in parameters(decoder))
     known = {
         key
         for schedule in SCHEDULES

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tad
-from tad.cli import app, demo
+from tad.cli import app
 from tad.config import load_recipe
-from tad.evaluation.study import RunRecipe, Study, StudyRecipe
+from tad.evaluation.study import RunRecipe, Study, StudyRecipe, demo
+from tad.evaluation.study.listener import Silent
 from tad.models import source
 from tad.models.lora import CONFIG
 from tad.models.source import BUNDLED
@@ -104,7 +105,7 @@ def test_a_finished_demo_is_begun_anew_and_other_directories_are_left_alone(
     (old / demo.FINISHED).touch()
     for folder in (old, other):
         with pytest.raises(ReachedError):
-            demo.run("llada", 2, folder)
+            demo.run("llada", 2, folder, Silent())
     assert not old.exists()
     assert (other / "file").read_text() == "kept"
     shutil.rmtree(other)

@@ -32,12 +32,12 @@ from tad.cli.options import (
 from tad.cli.options import Decoder as DecoderName
 from tad.cli.progress import Progress
 from tad.errors import TadError
+from tad.prompts import Question, read_questions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tad.decoding import Decoded, Decoder
-    from tad.generation import Prompt
     from tad.models import LM
 
 
@@ -78,7 +78,7 @@ def generate(
 ) -> None:
     """Answer a prompt, and watch the masks become tokens."""
     overrides = read_settings(settings, threshold=threshold, temperature=temperature)
-    questions = _questions(prompt, file, ids)
+    questions = read_questions(prompt, file, ids)
     if svg is not None and len(questions) > 1:
         raise TadError(f"--svg {svg}: a picture of one prompt, not of {len(questions)}")
     with busy(f"loading {model}"):
@@ -115,80 +115,7 @@ def generate(
         typer.secho(summary(row), dim=True)
 
 
-# Prompts
-
-
-@dataclass(frozen=True)
-class _Question:
-    """A prompt, or token ids in its place, and where it came from, for errors."""
-
-    prompt: Prompt
-    where: str
-    ids: list[int] | None = None
-
-
-def _questions(prompt: str | None, file: Path | None, ids: str | None) -> list[_Question]:
-    if sum(given is not None for given in (prompt, file, ids)) > 1:
-        raise TadError("give one of a prompt, --file and --ids")
-    if ids is not None:
-        return [_Question(ids, "--ids", _parse_ids(ids))]
-    if file is not None and str(file) != "-":
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise TadError(f"--file {file}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise TadError(f"{file}: not UTF-8 text (byte {error.start})") from None
-        return _split(text, str(file), jsonl=file.suffix == ".jsonl")
-    if prompt is not None and prompt != "-":
-        return [_Question(prompt, "prompt")]
-    if prompt is None and file is None and sys.stdin.isatty():
-        raise TadError("no prompt: give it as an argument, with --file, or on standard input")
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise TadError(f"standard input: not UTF-8 text (byte {error.start})") from None
-    return _split(text, "standard input", jsonl=text.lstrip().startswith('{"'))
-
-
-def _parse_ids(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError:
-        raise TadError(f"--ids {text!r}: should be token ids like 1,2,3") from None
-
-
-def _split(text: str, where: str, jsonl: bool) -> list[_Question]:
-    """One prompt per line that is not blank."""
-    found = []
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON text may hold U+2028
-        if line.strip():
-            place = f"{where}:{number}"
-            found.append(_Question(_parse_line(line, place) if jsonl else line, place))
-    if not found:
-        raise TadError(f"{where}: no prompt in it")
-    return found
-
-
-def _parse_line(line: str, where: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TadError(f"{where}: not JSON ({error.msg} at character {error.pos + 1})") from None
-    given = [key for key in ("prompt", "messages") if isinstance(record, dict) and key in record]
-    if len(given) != 1:
-        raise TadError(f'{where}: should be an object with either "prompt" or "messages"')
-    value = record[given[0]]
-    if not isinstance(value, str if given == ["prompt"] else list):
-        raise TadError(
-            f'{where}: "{given[0]}" should be {"text" if given == ["prompt"] else "a list of messages"}'
-        )
-    if value == []:
-        raise TadError(f'{where}: "messages" is empty')
-    return value
-
-
-def _encode(lm: LM, question: _Question, gen_length: int, raw: bool, allow_special: bool) -> list[int]:
+def _encode(lm: LM, question: Question, gen_length: int, raw: bool, allow_special: bool) -> list[int]:
     from tad.generation import encode_prompt
 
     found = question.ids
@@ -226,8 +153,8 @@ class _Job:
     adapter: str | None
 
     def run(
-        self, questions: list[_Question], encoded: list[list[int]], batch_size: int
-    ) -> Iterator[tuple[_Question, Decoded]]:
+        self, questions: list[Question], encoded: list[list[int]], batch_size: int
+    ) -> Iterator[tuple[Question, Decoded]]:
         """Rows in the order of the prompts, each batch as soon as it is done."""
         from tad.decoding import decode
 
@@ -272,7 +199,7 @@ class _Job:
 
         return ",".join(map(str, row.answer)) if self.as_ids else read_answer(self.lm, row)
 
-    def as_record(self, question: _Question, row: Decoded) -> dict[str, Any]:
+    def as_record(self, question: Question, row: Decoded) -> dict[str, Any]:
         """One row for machines."""
         from tad.decoding.decoders import describe, parameters
         from tad.generation import read_answer

@@ -16,48 +16,6 @@ if TYPE_CHECKING:
     from tad.decoding import Decoder
 
 VARIED = ("llada", "dream")  # families of full attention, whose published defaults differ
-# Parameter -> meaning, in a line; `threshold` depends on the rule.
-MEANINGS = {
-    "block": "positions per block; none: the whole canvas is one block, or block by block the model's own size",
-    "sub_block": "parts of a block that are decoded from left to right; none: the block at once",
-    "store": "a finished block has one more forward that stores its keys and values; else the next block's first does",
-    "post_steps": "tokens of the block may be edited, for so many forwards after its last mask; none: no editing",
-    "block_add": "share of the last block decoded before the next one opens",
-    "decoded": "share of a block decoded before the next one must make progress at every forward",
-    "strict": "the threshold itself does not pass",
-    "keep_best": "the best candidate is revealed at every forward, whatever the threshold",
-    "score": "what surest means: confidence, entropy or margin",
-    "steps": "forwards in all, block by block those of a block; none: one per position",
-    "leftmost": "a forward's share of the block is the candidates to the left, not the surest",
-    "bound": "sum of entropies (nats) up to which tokens are revealed",
-    "edit_threshold": "confidence above which a token of the block is replaced",
-    "least": "masks that a forward reveals at least",
-    "timesteps": "Dream's timestep schedule instead of an even split",
-    "eps": "where Dream's timestep schedule ends",
-    "factor": "the r-th surest is revealed while its confidence is at least 1 - factor / (r + 1)",
-    "low": "confidence that the best of a run of adjacent masks needs",
-    "alpha": "weight of the credit in the logits",
-    "beta": "what is left of the credit after a forward",
-    "gamma": "exponent of the probability that is added to the credit",
-    "delay": "forwards between the end of a block and the freezing of its keys and values",
-    "refresh": "every so many forwards all (`active`: the prompt and what is not frozen) is fed again; 1 equals no cache",
-    "temperature": "of sampling; 0: greedy",
-    "top_p": "sample from the smallest set of tokens with this probability; none: all",
-    "top_k": "sample from this many tokens; none: all",
-    "filtered_scores": "score the tempered and filtered distribution instead of the model's own",
-    "cfg": "classifier-free guidance; 0: off",
-    "suppress_ends": "no; eos-logits: EOS is never proposed; confidence: end tokens are revealed last",
-    "stop": "end: at an end token with no mask before it; block: at the end of its block; eager: at any end token; off: never",
-}
-_THRESHOLDS = {
-    "confidence": "confidence from which a token is revealed",
-    "entropy": "entropy (nats) up to which a token is revealed",
-    "contiguous-prefix": "entropy (nats) below which the prefix goes on; with another score, its least value",
-    "hierarchy": "confidence above which a token is revealed",
-    "credit": "confidence, credit included, from which a token is revealed",
-    "block-quota": "confidence above which a token is revealed, if enough are; none: always the forward's share of the block",
-    "editing": "confidence above which a mask becomes a token",
-}
 
 
 def decoders(
@@ -131,13 +89,6 @@ def spell(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else f"{value}"
 
 
-def meaning(key: str, decoder: Decoder) -> str:
-    """One line on a parameter."""
-    from tad.decoding.decoders import describe
-
-    return _THRESHOLDS[describe(decoder)["rule"]] if key == "threshold" else MEANINGS[key]
-
-
 def list_decoders(found: dict[tuple[str, str], Decoder]) -> Table:
     """A row per decoder; one per family where their defaults differ."""
     from rich import box
@@ -163,6 +114,7 @@ def list_parameters(found: dict[tuple[str, str], Decoder]) -> Table:
     from rich.table import Table
 
     from tad.decoding.decoders import describe, parameters
+    from tad.decoding.meanings import explain
 
     values = {kind: parameters(decoder) for (_, kind), decoder in found.items()}
     first = next(iter(found.values()))
@@ -176,5 +128,5 @@ def list_parameters(found: dict[tuple[str, str], Decoder]) -> Table:
         table.add_column(title, no_wrap=True)
     table.add_column("meaning", overflow="fold")
     for key in next(iter(values.values())):
-        table.add_row(key, *(spell(column[key]) for column in values.values()), meaning(key, first))
+        table.add_row(key, *(spell(column[key]) for column in values.values()), explain(key, first))
     return table

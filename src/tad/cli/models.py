@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tad.cli import options
 from tad.cli.options import Adapter, AsJson, Dtype, Model, OptionalModel
 from tad.errors import TadError
-
-if TYPE_CHECKING:
-    from tad.models.info import ModelInfo
 
 
 class DemoFamily(str, Enum):
@@ -64,53 +62,10 @@ def info(
         raise TadError("give either a model or --shape")
     if shape is not None and adapter is not None:
         raise TadError("--adapter needs a model, not a shape")
-    from tad.models.info import describe, describe_shape
+    from tad.models.info import describe, describe_shape, format_info
 
     facts = describe_shape(shape, length) if shape else describe(model or "", adapter, length)
     typer.echo(json.dumps(facts.as_dict(), indent=2) if as_json else format_info(facts))
-
-
-def format_info(facts: ModelInfo) -> str:
-    """The facts as aligned lines."""
-    tokens, cost, adapter, shape = facts.tokens, facts.cost, facts.adapter, facts.shape
-    sizes = f"{shape.layers} x width {shape.width}, {shape.heads} heads ({shape.kv_heads} key heads), MLP {shape.mlp}"
-    if (some := shape.experts) is not None:
-        sizes += (
-            f", experts {some.num_experts_per_tok} of {some.num_experts}, width {some.moe_intermediate_size}"
-        )
-    named = {"mask": tokens.mask, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
-    lines = {
-        "model": facts.source,
-        "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),
-        "parameters": f"{facts.parameters:,}",
-        "layers": sizes,
-        "attention": "full" if shape.blocks is None else f"block-causal, blocks of {shape.blocks.size}",
-        "vocabulary": f"{shape.vocab:,} rows{', head tied' if shape.tied else ''}",
-        "tokenizer": facts.tokenizer or "none (token ids only)",
-        "special tokens": ", ".join(
-            f"{name} {'-' if number is None else number}" for name, number in named.items()
-        ),
-        "context": f"{shape.context:,}",
-        "dtype": facts.dtype,
-        "LoRA targets": ", ".join(facts.lora_targets),
-        "adapter": "none"
-        if adapter is None
-        else f"{adapter.source} (rank {adapter.rank}, alpha {adapter.alpha:g}, {adapter.parameters:,} parameters)",
-        f"forward of {cost.length}": f"{_scaled(cost.flops)}FLOP; {_scaled(cost.flops_per_token)}FLOP per token,"
-        f" {_scaled(cost.head_flops_per_token)}FLOP of it the head",
-        "bytes read": f"{_scaled(cost.weight_bytes)}B of weights per forward;"
-        f" cache {_scaled(cost.cache_bytes_per_position)}B per position",
-    }
-    return "\n".join(f"{name:<16}{value}" for name, value in lines.items())
-
-
-def _scaled(number: float) -> str:
-    """1234567 as '1.235 M'."""
-    for prefix in ("", "k", "M", "G"):
-        if number < 1000:
-            return f"{number:.4g} {prefix}"
-        number /= 1000
-    return f"{number:.4g} T"
 
 
 def export(
@@ -149,6 +104,12 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Directory (default: runs/demo-FAMILY).")] = None,
 ) -> None:
     """Every stage of the method on the bundled small model: a few minutes on a CPU, with nothing to download."""
-    from tad.cli.demo import run
+    from tad.cli.run import ConsoleListener, stop
+    from tad.evaluation.study.demo import run
 
-    run(family.value, problems, out)
+    folder = out or Path("runs") / f"demo-{family.value}"
+    options.quieten()
+    with ConsoleListener() as listener:
+        complete = run(family.value, problems, folder, listener)
+    if not complete:
+        stop(["tad", "demo", "--family", family.value, "--problems", str(problems), "--out", str(folder)])

@@ -12,7 +12,6 @@ import typer
 
 from tad.cli.options import AsJson, DataDir, NoSandbox
 from tad.cli.progress import Progress
-from tad.errors import TadError
 
 if TYPE_CHECKING:
     from tad.tasks import Example, Task, Verdict
@@ -82,6 +81,7 @@ def grade(
 ) -> None:
     """Grade a file of texts: accuracy, its standard error, and why texts fail."""
     from tad.tasks import Score, get_task
+    from tad.tasks.texts import match_texts, short_reason, write_verdicts
 
     options: dict[str, Any] = {}
     if extraction is not None:
@@ -89,10 +89,10 @@ def grade(
     if unsafe_no_sandbox:
         options["contained"] = False
     chosen = get_task(task, data_dir, **options)
-    pairs = _match(chosen, split, file)
+    pairs = match_texts(chosen, split, file)
     verdicts = _grade(chosen, pairs, workers)
     if out is not None:
-        _write(out, pairs, verdicts)
+        write_verdicts(out, pairs, verdicts)
     score = Score.of(verdicts)
     reasons = Counter((verdict.correct, short_reason(verdict.reason)) for verdict in verdicts)
     if as_json:
@@ -118,64 +118,6 @@ def grade(
         typer.echo(f"  {count:6,}  {'right' if correct else 'wrong'}  {reason}")
 
 
-def short_reason(reason: str) -> str:
-    """A reason without what is particular to one text: 'program: NameError: x is ...' becomes 'program: NameError'."""
-    return ":".join(reason.split("; ")[0].split(":")[:2])
-
-
-def _match(task: Task, split: str | None, file: Path) -> list[tuple[Example, str]]:
-    """Pair every text with its example, by id where texts have one, else by position."""
-    examples = task.examples(split)
-    by_id = {example.id: example for example in examples}
-    pairs: list[tuple[Example, str]] = []
-    for place, name, text in _read_texts(file):
-        if name is not None:
-            if name not in by_id:
-                raise TadError(
-                    f"{place}: no example '{name}' in this split (ids look like '{examples[0].id}')"
-                )
-            pairs.append((by_id[name], text))
-        elif len(pairs) < len(examples):
-            pairs.append((examples[len(pairs)], text))
-        else:
-            raise TadError(f"{place}: more texts than the {len(examples)} examples of the split")
-    if not pairs:
-        raise TadError(f"{file}: no texts to grade")
-    return pairs
-
-
-def _read_texts(file: Path) -> Iterator[tuple[str, str | None, str]]:
-    """Place, id (if given) and text of each entry; a file gives ids to all of them or to none."""
-    from tad.tasks.source import parse_json, read_lines
-
-    structured = file.name.endswith((".jsonl", ".jsonl.gz", ".json"))
-    named: bool | None = None
-    for place, line in read_lines(file):
-        if not structured:
-            yield place, None, line
-        elif line.strip():
-            name, text = _read_entry(parse_json(line, place), place)
-            if named is not None and named != (name is not None):
-                raise TadError(
-                    f"{place}: some texts have an id and some have none; give one to all or to none"
-                )
-            named = name is not None
-            yield place, name, text
-
-
-def _read_entry(entry: Any, place: str) -> tuple[str | None, str]:
-    if isinstance(entry, str):
-        return None, entry
-    if not isinstance(entry, dict):
-        raise TadError(
-            f"{place}: expected an object with 'text', or a string; this is {type(entry).__name__}"
-        )
-    if not isinstance(entry.get("text"), str):
-        raise TadError(f"{place}: field 'text' is missing or not a string")
-    name = entry.get("id")
-    return (None if name is None else str(name)), entry["text"]
-
-
 def _grade(task: Task, pairs: list[tuple[Example, str]], workers: int | None) -> list[Verdict]:
     done = 0
 
@@ -187,17 +129,3 @@ def _grade(task: Task, pairs: list[tuple[Example, str]], workers: int | None) ->
     with Progress() as progress:
         progress.begin("grading")
         return task.grade_many(pairs, workers, advance)
-
-
-def _write(out: Path, pairs: list[tuple[Example, str]], verdicts: list[Verdict]) -> None:
-    if not out.parent.is_dir():
-        raise TadError(f"--out {out}: the directory does not exist")
-    with out.open("w", encoding="utf-8") as lines:
-        for (example, _), verdict in zip(pairs, verdicts, strict=True):
-            row = {
-                "id": example.id,
-                "correct": verdict.correct,
-                "reason": verdict.reason,
-                "extracted": verdict.extracted,
-            }
-            lines.write(json.dumps(row, ensure_ascii=False) + "\n")

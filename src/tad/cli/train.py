@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tad.cli import options, recipes
-
-if TYPE_CHECKING:
-    from tad.training.distill import Evaluate
-    from tad.training.recipe import DistillRecipe
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -67,6 +63,7 @@ def distill(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
+    from tad.evaluation.quick import quick_evaluation
     from tad.evaluation.study.chain import warn_of_epochs
     from tad.training.distill import distill as run
     from tad.training.recipe import DistillRecipe
@@ -89,34 +86,3 @@ def distill(
     typer.echo(f"stopped after step {outcome.step} of {outcome.steps}; go on with: {shlex.join(again)}")
     if outcome.interrupted:
         raise typer.Exit(130)
-
-
-def quick_evaluation(recipe: DistillRecipe) -> Evaluate | None:
-    """What the recipe's `evaluation` section asks for: accuracy and tokens per forward on a few examples."""
-    section = recipe.evaluation
-    if section is None:
-        return None
-    from tad.evaluation import EvalRecipe, list_tasks
-    from tad.evaluation.questions import Questions
-    from tad.evaluation.run import Identity, Runner
-    from tad.evaluation.summary import measure
-    from tad.models import LM
-    from tad.trajectories.store import TrajectoryStore
-
-    tasks = list_tasks(section.tasks, section.split, section.limit)
-    questions = Questions(tasks)
-    values = section.model_dump(include={"decoder", "batch_size", "settings"})
-    length = section.gen_length or TrajectoryStore.open(recipe.trajectories[0]).meta.gen_length
-    asked = EvalRecipe(model=recipe.model, tasks=tasks, gen_length=length, **values)
-    unnamed = Identity("", None, "")  # nothing is kept, so the weights need no fingerprint
-
-    def evaluate(lm: LM, step: int) -> dict[str, float]:
-        rows = [row for batch in Runner(lm, asked, unnamed).run(questions.items) for row in batch]
-        rows = questions.grade(rows)
-        found: dict[str, float] = {}
-        for label in questions.labels:
-            numbers = measure([row for row in rows if row.task == label])
-            found |= {f"{label}_accuracy": numbers["accuracy"] / 100, f"{label}_tpf": numbers["tpf"]}
-        return found
-
-    return evaluate

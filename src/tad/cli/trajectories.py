@@ -45,6 +45,7 @@ def collect(
 ) -> None:
     """Roll out the privileged teacher on a task mix, grade, and store the trajectories. Run it again to continue."""
     from tad.trajectories.recipe import CollectRecipe
+    from tad.trajectories.summary import describe_store
     from tad.trajectories.workers import collect_here, collect_with_ray, load_teacher
 
     changes = list(overrides or ())
@@ -64,7 +65,7 @@ def collect(
                 lm = load_teacher(values, values.device)
             progress.begin()
             store = collect_here(values, out, lm, progress)
-    _print_summary(store)
+    typer.echo("\n".join(describe_store(store)))
     if left := len(store.missing()):
         typer.echo(
             f"{left} of {store.meta.shards} shards are missing: run the same command again to continue"
@@ -124,7 +125,7 @@ def trajectories(
 ) -> None:
     """What a store holds: counts, accuracy by task, lengths, the teacher's confidence; or one trajectory as a picture."""
     from tad.trajectories.store import TrajectoryStore
-    from tad.trajectories.summary import summarise
+    from tad.trajectories.summary import describe_store, summarise
 
     if import_from is not None:
         from tad.trajectories.jsonl_format import import_rows
@@ -145,7 +146,7 @@ def trajectories(
     elif as_json:
         typer.echo(json.dumps(finite(asdict(summarise(store)))))
     else:
-        _print_summary(store)
+        typer.echo("\n".join(describe_store(store)))
 
 
 def window(
@@ -212,38 +213,6 @@ def _keep_better_window(folder: Path, limit: int, states: int) -> None:
             f"{folder / WINDOW}: was measured in {before.states} states of {before.trajectories} trajectories, which is more "
             f"than --limit {limit} --states {states}; raise them, or replace it with --overwrite"
         )
-
-
-def _print_summary(store: TrajectoryStore) -> None:
-    from tad.tasks import Score
-    from tad.trajectories.summary import summarise
-
-    summary = summarise(store)
-    typer.echo(
-        f"{store.folder}: {summary.kept} trajectories of {summary.attempted} rollouts, "
-        f"{summary.shards} of {summary.shards_planned} shards, {summary.bytes_per_row / 1000:.1f} KB a row"
-    )
-    for task, (graded, correct) in summary.by_task.items():
-        score = Score(graded, correct)
-        typer.echo(
-            f"  {task:12s} {100 * score.accuracy:5.1f} % correct (s.e. {100 * score.standard_error:.1f}, n = {graded})"
-        )
-    if summary.unaided:
-        typer.echo(
-            f"  {summary.unaided} right without the reference; {summary.rollouts} rollouts and {summary.forwards} forwards in all"
-        )
-    if summary.attempted > summary.graded:
-        typer.echo(f"  {summary.attempted - summary.graded} rollouts of tasks that are not graded")
-    for reason, count in summary.reasons.items():
-        typer.echo(f"  wrong: {count:5d} x {reason}")
-    typer.echo(
-        f"  mean length {summary.mean_length:.1f} steps; teacher's mean confidence {summary.mean_confidence:.3f}, "
-        f"below 0.5 at {100 * summary.unsure:.1f} % of the steps"
-    )
-    if summary.per_step:
-        marks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if s <= len(summary.per_step)]
-        typer.echo("  step             " + "".join(f"{s:>7d}" for s in marks))
-        typer.echo("  mean confidence  " + "".join(f"{summary.per_step[s - 1]:>7.3f}" for s in marks))
 
 
 def _find(store: TrajectoryStore, name: str) -> Trajectory:

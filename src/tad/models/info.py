@@ -122,3 +122,46 @@ def _describe(
         cost=forward_cost(shape, length, dtype),
         adapter=found,
     )
+
+
+def format_info(facts: ModelInfo) -> str:
+    """The facts as aligned lines."""
+    tokens, cost, adapter, shape = facts.tokens, facts.cost, facts.adapter, facts.shape
+    sizes = f"{shape.layers} x width {shape.width}, {shape.heads} heads ({shape.kv_heads} key heads), MLP {shape.mlp}"
+    if (some := shape.experts) is not None:
+        sizes += (
+            f", experts {some.num_experts_per_tok} of {some.num_experts}, width {some.moe_intermediate_size}"
+        )
+    named = {"mask": tokens.mask, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
+    lines = {
+        "model": facts.source,
+        "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),
+        "parameters": f"{facts.parameters:,}",
+        "layers": sizes,
+        "attention": "full" if shape.blocks is None else f"block-causal, blocks of {shape.blocks.size}",
+        "vocabulary": f"{shape.vocab:,} rows{', head tied' if shape.tied else ''}",
+        "tokenizer": facts.tokenizer or "none (token ids only)",
+        "special tokens": ", ".join(
+            f"{name} {'-' if number is None else number}" for name, number in named.items()
+        ),
+        "context": f"{shape.context:,}",
+        "dtype": facts.dtype,
+        "LoRA targets": ", ".join(facts.lora_targets),
+        "adapter": "none"
+        if adapter is None
+        else f"{adapter.source} (rank {adapter.rank}, alpha {adapter.alpha:g}, {adapter.parameters:,} parameters)",
+        f"forward of {cost.length}": f"{_scaled(cost.flops)}FLOP; {_scaled(cost.flops_per_token)}FLOP per token,"
+        f" {_scaled(cost.head_flops_per_token)}FLOP of it the head",
+        "bytes read": f"{_scaled(cost.weight_bytes)}B of weights per forward;"
+        f" cache {_scaled(cost.cache_bytes_per_position)}B per position",
+    }
+    return "\n".join(f"{name:<16}{value}" for name, value in lines.items())
+
+
+def _scaled(number: float) -> str:
+    """1234567 as '1.235 M'."""
+    for prefix in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.4g} {prefix}"
+        number /= 1000
+    return f"{number:.4g} T"

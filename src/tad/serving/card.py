@@ -7,14 +7,10 @@ from typing import Any
 
 from tad.decoding import Decoder
 from tad.decoding.decoders import describe, parameters
+from tad.decoding.meanings import explain
 from tad.models import LM
 from tad.serving.validation import RequestValidator
 
-# Rule -> largest threshold worth trying, and what the threshold is.
-_THRESHOLDS = {
-    "confidence": (1.0, "confidence from which a token is revealed"),
-    "entropy": (2.0, "entropy (nats) up to which a token is revealed"),
-}
 _EXAMPLE_TASKS = ("nano-word", "nano-math", "nano-code")
 
 
@@ -70,14 +66,14 @@ def _examples(lm: LM) -> list[dict[str, str]]:
 def _describe(decoder: Decoder) -> dict[str, Any]:
     settable, parts = parameters(decoder), describe(decoder)
     threshold = None
-    if "threshold" in settable:
-        largest, meaning = _THRESHOLDS[parts["rule"]]
+    if settable.get("threshold") is not None:
+        largest = 2.0 if parts["rule"] == "entropy" else 1.0
         threshold = {
             "default": settable["threshold"],
             "min": 0.0,
             "max": max(largest, settable["threshold"]),
             "step": 0.01,
-            "meaning": meaning,
+            "meaning": explain("threshold", decoder),
         }
     return {
         "name": decoder.name,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from tad.tasks import Score
 from tad.trajectories.store import TrajectoryStore
 
 
@@ -85,3 +87,33 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
         per_step_count=counts[:reached].astype(int).tolist(),
         bytes_per_row=size / rows if rows else float("nan"),
     )
+
+
+def describe_store(store: TrajectoryStore) -> Iterator[str]:
+    """What a store holds, in lines."""
+    summary = summarise(store)
+    yield (
+        f"{store.folder}: {summary.kept} trajectories of {summary.attempted} rollouts, "
+        f"{summary.shards} of {summary.shards_planned} shards, {summary.bytes_per_row / 1000:.1f} KB a row"
+    )
+    for task, (graded, correct) in summary.by_task.items():
+        score = Score(graded, correct)
+        yield (
+            f"  {task:12s} {100 * score.accuracy:5.1f} % correct (s.e. {100 * score.standard_error:.1f}, n = {graded})"
+        )
+    if summary.unaided:
+        yield (
+            f"  {summary.unaided} right without the reference; {summary.rollouts} rollouts and {summary.forwards} forwards in all"
+        )
+    if summary.attempted > summary.graded:
+        yield (f"  {summary.attempted - summary.graded} rollouts of tasks that are not graded")
+    for reason, count in summary.reasons.items():
+        yield (f"  wrong: {count:5d} x {reason}")
+    yield (
+        f"  mean length {summary.mean_length:.1f} steps; teacher's mean confidence {summary.mean_confidence:.3f}, "
+        f"below 0.5 at {100 * summary.unsure:.1f} % of the steps"
+    )
+    if summary.per_step:
+        marks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if s <= len(summary.per_step)]
+        yield ("  step             " + "".join(f"{s:>7d}" for s in marks))
+        yield ("  mean confidence  " + "".join(f"{summary.per_step[s - 1]:>7.3f}" for s in marks))

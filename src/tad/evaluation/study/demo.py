@@ -10,18 +10,22 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import typer
+import torch
+from rich.console import Console
 
-from tad.cli.options import quieten
-from tad.cli.run import ConsoleListener, stop
-
-if TYPE_CHECKING:
-    from tad.evaluation import ResultTable
-    from tad.evaluation.study.pool import ModelPool
-    from tad.evaluation.study.recipe import RunRecipe
-    from tad.models import LM
+from tad.canvas.terminal import Canvas
+from tad.config import load_recipe
+from tad.evaluation.analysis import ResultTable
+from tad.evaluation.study.chain import Chain
+from tad.evaluation.study.listener import Listener
+from tad.evaluation.study.pool import ModelPool
+from tad.evaluation.study.recipe import RunRecipe
+from tad.evaluation.tables import align, grid_results, list_verdicts
+from tad.generation import Generation, generate
+from tad.models import LM
+from tad.models.lora import CONFIG
+from tad.tasks import get_task
 
 TASKS = ("nano-word", "nano-math")
 TRAJECTORIES = 32  # of each task
@@ -29,51 +33,42 @@ STEPS, STATES = 16, 16
 FINISHED = ".demo-finished"
 
 
-def run(family: str = "llada", problems: int = 24, out: Path | None = None) -> None:
-    """All stages; `problems` of each task are asked. A finished demo in `out` is begun anew, a stopped one goes on."""
-    import torch
-
-    folder = out or Path("runs") / f"demo-{family}"
+def run(family: str, problems: int, folder: Path, listener: Listener) -> bool:
+    """All stages; `problems` of each task are asked. A finished demo in `folder` is begun anew, a stopped one goes on. Whether
+    it came to the end."""
     if (folder / FINISHED).is_file():
         shutil.rmtree(folder)
-    quieten()
     torch.manual_seed(0)
     began = time.monotonic()
-    from tad.evaluation.study.chain import Chain
-
     students = find_students(family)
-    recipe = demo_recipe(family, problems, students)
-    with ConsoleListener() as listener:
-        chain = Chain(recipe, folder, listener, smoke=True)
-        lm = chain.pool.base()
-        choose_threads(lm)
-        size = sum(weight.numel() for weight in lm.model.parameters())
-        typer.echo(
-            f"nano-{family}: {size / 1e6:.1f}M parameters, trained on generated problems, bundled with this package.\n"
-            f"SMOKE SIZE: {2 * TRAJECTORIES} trajectories, {STEPS} steps of {STATES} states, {2 * problems} test problems. "
-            "Every number below has a wide error.\n"
-            "Trajectories are collected with the dual cache: about six times faster, and approximate."
-        )
-        with listener.stage("One problem: the base one token per forward, and its bundled student"):
-            show_success(chain.pool, students)
-        complete = chain.run()
-    if not complete:
-        stop(["tad", "demo", "--family", family, "--problems", str(problems), "--out", str(folder)])
+    chain = Chain(demo_recipe(family, problems, students), folder, listener, smoke=True)
+    lm = chain.pool.base()
+    choose_threads(lm)
+    size = sum(weight.numel() for weight in lm.model.parameters())
+    for line in (
+        f"nano-{family}: {size / 1e6:.1f}M parameters, trained on generated problems, bundled with this package.",
+        f"SMOKE SIZE: {2 * TRAJECTORIES} trajectories, {STEPS} steps of {STATES} states, {2 * problems} test problems. "
+        "Every number below has a wide error.",
+        "Trajectories are collected with the dual cache: about six times faster, and approximate.",
+    ):
+        listener.say(line)
+    with listener.stage("One problem: the base one token per forward, and its bundled student"):
+        show_success(chain.pool, students, listener)
+    if not chain.run():
+        return False
     (folder / FINISHED).touch()
-    typer.echo(f"\n{show_results(chain.table())}")
-    typer.echo(
-        f"\nDone in {time.monotonic() - began:.0f} s. The report: {(folder / 'report' / 'report.html').resolve()}"
-    )
-    typer.echo(
+    page = (folder / "report" / "report.html").resolve()
+    listener.say(f"\n{show_results(chain.table())}")
+    listener.say(f"\nDone in {time.monotonic() - began:.0f} s. The report: {page}")
+    listener.say(
         f"At full size: tad run run-nano-{family}, tad study study-nano-{family} (docs/reference/recipes.md)"
     )
+    return True
 
 
 def choose_threads(lm: LM) -> None:
     """The fastest of one, two or four threads, by trial: on a busy machine, or in a container that has less than it sees, more
     threads are many times slower."""
-    import torch
-
     ids = torch.full((8, 128), lm.tokens.mask)
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     times = {}
@@ -90,7 +85,6 @@ def choose_threads(lm: LM) -> None:
 
 def find_students(family: str) -> dict[str, str]:
     """The bundled adapters of a family: name -> directory."""
-    from tad.models.lora import CONFIG
     from tad.models.source import BUNDLED
 
     folders = {name: BUNDLED / name for name in (f"nano-{family}-quality", f"nano-{family}-speed")}
@@ -99,8 +93,6 @@ def find_students(family: str) -> dict[str, str]:
 
 def demo_recipe(family: str, problems: int, adapters: dict[str, str]) -> RunRecipe:
     """The bundled recipe of `tad run`, at smoke size."""
-    from tad.config import load_recipe
-    from tad.evaluation.study.recipe import RunRecipe
 
     def tasks(split: str, size: int) -> str:
         return str([{"name": name, "split": split, "options": {"size": size}} for name in TASKS])
@@ -129,15 +121,9 @@ def demo_recipe(family: str, problems: int, adapters: dict[str, str]) -> RunReci
     )
 
 
-def show_success(pool: ModelPool, students: dict[str, str]) -> None:
+def show_success(pool: ModelPool, students: dict[str, str], listener: Listener) -> None:
     """The first of a few problems that the base, one token per forward, and a bundled student both solve: two canvases,
     coloured by the forward that revealed each token, and the forwards each took."""
-    from rich.console import Console
-
-    from tad.canvas.terminal import Canvas
-    from tad.generation import Generation, generate
-    from tad.tasks import get_task
-
     task = get_task("nano-word", size=8)
     examples = task.examples("test")
     questions = [task.prompt(example).text for example in examples]
@@ -152,7 +138,7 @@ def show_success(pool: ModelPool, students: dict[str, str]) -> None:
     both = (n for n in range(len(questions)) if right(n, slow[n]) and right(n, fast[n]))
     chosen = next(both, 0)
     console = Console()
-    typer.echo(f"   {questions[chosen]}")
+    listener.say(f"   {questions[chosen]}")
     lm = pool.base()
     for title, answer in (
         ("base, one by one", slow[chosen]),
@@ -162,16 +148,14 @@ def show_success(pool: ModelPool, students: dict[str, str]) -> None:
         canvas.finish(answer.decoded)
         console.print(canvas.draw(console.width))
         verdict = "right" if right(chosen, answer) else "wrong"
-        typer.echo(f"   {verdict}; {answer.forwards} forwards, {answer.tpf:.2f} tokens per forward")
-    typer.echo(
+        listener.say(f"   {verdict}; {answer.forwards} forwards, {answer.tpf:.2f} tokens per forward")
+    listener.say(
         f"   {slow[chosen].forwards / fast[chosen].forwards:.1f} times fewer forwards (violet first, yellow last)"
     )
 
 
 def show_results(table: ResultTable) -> str:
     """The verdicts, then accuracy and speed of each method, narrow enough for any terminal."""
-    from tad.evaluation.tables import align, grid_results, list_verdicts
-
     grid = grid_results(table, [table.scope])
     rows = [grid.head[:4], *([str(cell) for cell in row[:4]] for row in grid.groups[0].rows)]
     return "\n".join(
