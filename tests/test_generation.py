@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import tad
+from tad.canvas.text import MASK
 from tad.decoding import Decoded, decode
-from tad.generation import Generation, generate, read_answer
+from tad.errors import TadError
+from tad.generation import Generation, generate, read_answer, read_generation
 from tad.models import DREAM, LLADA, LM
 from tiny_lm import CONTEXT, write_checkpoint
 
@@ -117,3 +121,48 @@ def test_model_without_tokenizer_cannot_answer_text(tmp_path: Path) -> None:
     bare = tad.load(write_checkpoint(tmp_path, tokenizer=False), device="cpu")
     with pytest.raises(tad.TadError, match="tokenizer"):
         generate(bare, "hello", **SHORT)
+
+
+# Step by step, and how things show themselves
+
+
+def test_a_stream_ends_in_the_answer_of_generate(lm: LM) -> None:
+    whole = tad.generate(lm, "hi", gen_length=16, block=8)
+    said = lm.stream("hi", gen_length=16, block=8)
+    steps = list(said)
+    assert [step.forward for step in steps] == list(range(1, whole.forwards + 1))
+    masks = [step.text.count(MASK) for step in steps]
+    assert masks == sorted(masks, reverse=True)
+    assert (masks[0] < 16, masks[-1]) == (True, 0)
+    assert said.answer == replace(whole, decoded=replace(whole.decoded, seconds=said.answer.seconds))
+    rest = lm.stream("hi", gen_length=16, block=8)
+    next(rest)
+    assert rest.answer.text == whole.text
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TadError, match=r"tad\.load\('nano-llada'\)"):
+        tad.generate("nano-llada", "x")  # type: ignore[call-overload]
+    lm = SimpleNamespace()
+    with pytest.raises(TadError, match="SimpleNamespace"):
+        tad.stream(lm, "x")  # type: ignore[arg-type]
+
+
+def test_types_of_settings_are_checked(lm: LM) -> None:
+    for wrong in ({"gen_length": "96"}, {"gen_length": 1.5}, {"decoder": 3}):
+        with pytest.raises(TadError, match=next(iter(wrong))):
+            lm.generate("hi", **wrong)
+
+
+def test_answers_and_models_show_themselves_shortly_and_as_pictures(lm: LM) -> None:
+    ids = [*lm.encode_text("A<B"), lm.tokens.eos]
+    row = Decoded(ids, [1, 2, 1, 2], [0.9, 0.1, 1.0, 1.0], 2, 0.1, lm.tokens.ends)
+    answer = read_generation(lm, "?", row)
+    assert repr(answer) == f"Generation({answer.text!r}, 2 forwards, 2.00 tokens per forward)"
+    page = answer._repr_html_()
+    assert page.count("<span title=") == 4
+    assert "forward 2, confidence 0.10" in page
+    assert answer.pieces[1] == "<"
+    assert ">&lt;</span>" in page
+    assert repr(lm).startswith(f"LM({lm.source}, {lm.family.name}, ")
+    assert "\n" not in repr(lm)
