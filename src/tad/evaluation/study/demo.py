@@ -124,13 +124,14 @@ def demo_recipe(family: str, problems: int, adapters: dict[str, str]) -> RunReci
 def show_success(pool: ModelPool, students: dict[str, str], listener: Listener) -> None:
     """The first of a few problems that the base, one token per forward, and a bundled student both solve: two canvases,
     coloured by the forward that revealed each token, and the forwards each took."""
-    task = get_task("nano-word", size=8)
+    task = get_task("nano-word", size=4)
     examples = task.examples("test")
     questions = [task.prompt(example).text for example in examples]
     name, adapter = next(reversed(students.items()), ("base", ""))
-    base = pool.base()
-    slow = generate(base, questions, decoder="one-by-one")
-    fast = generate(pool.student(Path(adapter)) if adapter else base, questions)
+    slow = generate(pool.base(), questions, decoder="one-by-one")
+    student = pool.student(Path(adapter)) if adapter else pool.base()
+    fast = generate(student, questions)
+    titles = "base, one by one", f"{name}, {student.defaults.decoder}"
 
     def right(number: int, answer: Generation) -> bool:
         return task.grade(examples[number], answer.text).correct
@@ -138,19 +139,16 @@ def show_success(pool: ModelPool, students: dict[str, str], listener: Listener) 
     both = (n for n in range(len(questions)) if right(n, slow[n]) and right(n, fast[n]))
     chosen = next(both, 0)
     console = Console()
-    listener.say(f"   {questions[chosen]}")
+    listener.say(questions[chosen])
     lm = pool.base()
-    for title, answer in (
-        ("base, one by one", slow[chosen]),
-        (f"{name}, {lm.defaults.decoder}", fast[chosen]),
-    ):
+    for title, answer in zip(titles, (slow[chosen], fast[chosen]), strict=True):
         canvas = Canvas(len(answer.tokens), 32, lambda ids: lm.decode(ids), lm.tokens.ends, title)
         canvas.finish(answer.decoded)
         console.print(canvas.draw(console.width))
         verdict = "right" if right(chosen, answer) else "wrong"
-        listener.say(f"   {verdict}; {answer.forwards} forwards, {answer.tpf:.2f} tokens per forward")
+        listener.say(f"{verdict}; {answer.forwards} forwards, {answer.tpf:.2f} tokens per forward")
     listener.say(
-        f"   {slow[chosen].forwards / fast[chosen].forwards:.1f} times fewer forwards (violet first, yellow last)"
+        f"{slow[chosen].forwards / fast[chosen].forwards:.1f} times fewer forwards (violet first, yellow last)"
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tad.errors import TadError
 from tad.evaluation.study.costs import write_cost
-from tad.models import LM, load, lora
+from tad.models import LM, find_defaults, load, lora
 from tad.models.checkpoint import Checkpoint
 from tad.models.source import locate
 from tad.training.checkpoints import checkpoints
@@ -32,7 +32,7 @@ class ModelPool:
     def __init__(self, model: str, device: str | None = None, dtype: str | None = None) -> None:
         self.model, self.device, self.dtype = model, device, dtype
         self._lm = load(model, device=device, dtype=dtype)
-        self._precision = self._lm.dtype
+        self._precision, self._defaults = self._lm.dtype, self._lm.defaults
         self.own_dtype = str(Checkpoint.open(locate(model)).dtype).removeprefix("torch.")
         self.family = self._lm.family.name
         self.fingerprint = fingerprint_model(self._lm)
@@ -44,6 +44,7 @@ class ModelPool:
         self._lm.model.to(self._precision).eval()
         if fingerprint_model(self._lm) != self.fingerprint:
             self._reload()
+        self._lm.defaults = self._defaults
         return self._lm
 
     def student(self, adapter: Path) -> LM:
@@ -51,7 +52,7 @@ class ModelPool:
         lm = self.base()
         lm.peft = lora.load_adapter(lm.model, lora.verify_adapter(adapter, lm.model, lm.family))
         lm.model.to(self._precision).eval()
-        lm.adapter = str(adapter)
+        lm.adapter, lm.defaults = str(adapter), find_defaults(self.model, adapter)
         return lm
 
     def teacher(self, result: Path | None) -> LM:
