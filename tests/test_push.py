@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
             known = name in hub.repos
             hub.repos.setdefault(name, {})
-            hub.private.setdefault(name, bool(asked.get("private")))
+            hub.private.setdefault(name, asked.get("visibility") == "private" or bool(asked.get("private")))
             return self.answer(409 if known else 200, {"url": f"{hub.address}/{name}"})
         if path.startswith("/api/models/") and "/preupload/" in path:
             files = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]]  # fmt: skip
