@@ -425,7 +425,7 @@ def test_decoders_as_json() -> None:
     assert mine["parameters"]["threshold"] == 0.4
 
 
-def test_every_parameter_of_every_part_has_a_explain() -> None:
+def test_every_parameter_of_every_part_has_a_meaning() -> None:
     for schedule in SCHEDULES:
         for rule in RULES:
             for cache in CACHES:

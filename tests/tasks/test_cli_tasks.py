@@ -129,7 +129,7 @@ def test_missing_files_are_reported(app: typer.Typer, mine: str, tmp_path: Path)
     with pytest.raises(TadError, match="no such file"):
         run(app, "grade", mine, tmp_path / "none.jsonl")
     texts = write(tmp_path / "t.jsonl", "2")
-    with pytest.raises(TadError, match=r"--out .* the directory does not exist"):
+    with pytest.raises(TadError, match=r"out\.jsonl.* does not exist"):
         run(app, "grade", mine, texts, "--out", tmp_path / "no" / "out.jsonl")
 
 

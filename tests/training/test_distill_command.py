@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import tad
 from tad.cli import train
 from tad.config import bundled_recipes, load_recipe
+from tad.evaluation.quick import quick_evaluation
 from tad.models import DREAM, LLADA
 from tad.training.distill import build_objective
 from tad.training.recipe import DistillRecipe
@@ -70,7 +71,7 @@ def test_ctrl_c_saves_and_exits_as_shells_expect(
         os.kill(os.getpid(), signal.SIGINT)
         return {}
 
-    monkeypatch.setattr(train, "quick_evaluation", lambda recipe: interrupt)
+    monkeypatch.setattr("tad.evaluation.quick.quick_evaluation", lambda recipe: interrupt)
     done = call(file, "validate_every=1", "--out", str(tmp_path / "run"))
     assert done.exit_code == 130
     assert "stopped after step 2 of 6; go on with: tad distill" in done.output
@@ -80,12 +81,12 @@ def test_ctrl_c_saves_and_exits_as_shells_expect(
 def test_quick_evaluation_decodes_and_grades(world: Path) -> None:
     asked = {"tasks": ["nano-math"], "every": 1, "limit": 2, "gen_length": 32, "settings": {"block": 32}}
     values = recipe(world, evaluation=asked)
-    evaluate = train.quick_evaluation(values)
+    evaluate = quick_evaluation(values)
     assert evaluate is not None
     found = evaluate(tad.load(world / "base", device="cpu"), 1)
     assert 0 <= found["nano-math_accuracy"] <= 1
     assert found["nano-math_tpf"] > 0
-    assert train.quick_evaluation(recipe(world)) is None
+    assert quick_evaluation(recipe(world)) is None
 
 
 @pytest.mark.parametrize("name", DISTILL)

@@ -40,6 +40,7 @@ MEANINGS = {
 _THRESHOLDS = {
     "confidence": "confidence from which a token is revealed",
     "entropy": "entropy (nats) up to which a token is revealed",
+    "contiguous-prefix": "entropy (nats) below which the prefix goes on; with another score, its least value",
     "hierarchy": "confidence above which a token is revealed",
     "credit": "confidence, credit included, from which a token is revealed",
     "block-quota": "confidence above which a token is revealed, if enough are; none: always the forward's share of the block",
