@@ -134,7 +134,7 @@ def trajectories(
             raise TadError("--import makes a store of a model; name it with --model")
         lm = options.load_model(model, device="cpu")  # its weights say whose trajectories they are
         store = import_rows(lm, import_from, folder)
-        _print_summary(store)
+        typer.echo("\n".join(describe_store(store)))
         return
     store = TrajectoryStore.open(folder)
     if show is not None:
