@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ from tad.decoding.engine import engine_for, graph, network, why_not
 from tad.decoding.engine.layout import Spans
 from tad.decoding.scheduler import Batch
 from tad.errors import TadError
-from tad.models import LM
+from tad.models import LM, BlockLayout
+from tad.models.attention import Grid
 
 FAMILIES = ("llada", "dream")
 _KEPT: dict[str, GraphEngine] = {}
@@ -82,6 +83,17 @@ def test_block_diffusion_models_decode_as_by_the_plain_forward(folder: str, sett
             lm, some, gen_length=64, seed=seeds, batch_size=slots, engine=kept_engine(lm), **settings
         )
         assert_same(found, plain)
+
+
+@pytest.mark.parametrize("name", ["tad-cached", "d2f"])
+@pytest.mark.parametrize("grid", ["absolute", "answer"])
+def test_other_models_made_block_causal_decode_as_by_the_plain_forward(grid: Grid, name: str) -> None:
+    lm, some = copy.deepcopy(tiny("dream")), tiny_prompts("dream")[3:7]
+    lm.model.shape = replace(lm.model.shape, blocks=BlockLayout(8, grid))
+    plain = decode(lm, some, name, 32, block=16, engine="plain")
+    engine = GraphEngine(lm.model, bucketed=True)
+    for slots in (1, 3):
+        assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine), plain)
 
 
 @BLOCK_DIFFUSION
