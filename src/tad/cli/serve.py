@@ -90,7 +90,7 @@ def serve(
     )
     # What does not depend on the model is refused before its weights are read.
     overrides = {} if threshold is None else {"threshold": threshold}
-    get_decoder(find_defaults(model, adapter).fill(decoder, None, overrides)[0], **overrides)
+    get_decoder(decoder or find_defaults(model, adapter).decoder, **overrides)
     if backend == "ray":
         from tad.serving.replicas import Source, serve_until_stopped
 
