@@ -96,7 +96,7 @@ def test_bundled_recipes_name_themselves_and_their_objectives_exist(name: str) -
     assert values.batch.size % values.batch.micro == 0
     settings = values.objective.settings
     if settings.get("window") in ("quality", "speed"):
-        assert name.endswith(settings["window"])
+        assert name.endswith((settings["window"], "ltr"))
         values = load_recipe(DistillRecipe, name, ["objective.window=5"])
     lm: Any = SimpleNamespace(
         tokens=SimpleNamespace(mask=9),
