@@ -39,7 +39,7 @@ def name_of(case: Case) -> str:
 
 FORGED, HONEST = read_cases("forged.txt"), read_cases("honest.txt")
 BOXES = {
-    packages: Sandbox(Limits(seconds=20, memory=2 << 30), packages=packages) for packages in (False, True)
+    packages: Sandbox(Limits(seconds=120, memory=2 << 30), packages=packages) for packages in (False, True)
 }
 
 
