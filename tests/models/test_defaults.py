@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_checkpoints import write_checkpoint as write_released
 from typer.testing import CliRunner
 
 import tad
 from tad.cli import app
+from tad.decoding import DECODERS
+from tad.decoding.decoders import parameters
 from tad.errors import TadError
 from tad.models import DecodingDefaults, find_defaults
 from tad.models.export import export
 from tad.models.source import bundled_adapters, bundled_models
+from tad.serving.card import describe_decoder
 from tad.serving.settings import Settings
 from tad.serving.validation import RequestValidator
 from tiny_lm import write_checkpoint
@@ -63,6 +67,23 @@ def test_python_commands_and_server_use_them(model: Path) -> None:
     server = RequestValidator(lm, Settings(max_tokens=128))
     assert (server.decoder, server.default_tokens) == ("fast-dllm", 64)
     assert server.decoders["fast-dllm"].rule.threshold == 0.7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("family", "decoder"),
+    [("fastdllm_v2", "fast-dllm-v2"), ("sdar", "sdar"), ("sdar_moe", "sdar"), ("llada2", "llada2")],
+)
+def test_a_block_diffusion_model_is_decoded_by_its_own_method(
+    tmp_path: Path, family: str, decoder: str
+) -> None:
+    assert find_defaults(write_released(tmp_path / "model", family)).decoder == decoder
+
+
+def test_the_playground_describes_every_decoder() -> None:
+    for name, decoder in DECODERS.items():
+        found = describe_decoder(decoder)["threshold"]
+        assert (found is None) == (parameters(decoder).get("threshold") is None), name
+        assert found is None or found["min"] <= found["default"] <= found["max"]
 
 
 def test_a_merged_student_keeps_what_its_adapter_said(model: Path, adapter: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def model_card(validator: RequestValidator) -> dict[str, Any]:
             "dtype": str(lm.dtype).removeprefix("torch."),
             "adapter": lm.adapter,
             "decoder": validator.decoder,
-            "decoders": [_describe(decoder) for decoder in validator.decoders.values()],
+            "decoders": [describe_decoder(decoder) for decoder in validator.decoders.values()],
             "mask": _special(lm, lm.tokens.mask),
             "ends": [_special(lm, token) for token in lm.tokens.ends],
             "limits": {
@@ -63,7 +63,8 @@ def _examples(lm: LM) -> list[dict[str, str]]:
     ]
 
 
-def _describe(decoder: Decoder) -> dict[str, Any]:
+def describe_decoder(decoder: Decoder) -> dict[str, Any]:
+    """What the playground shows of a decoder, and the threshold it lets one move."""
     settable, parts = parameters(decoder), describe(decoder)
     threshold = None
     if settable.get("threshold") is not None:
