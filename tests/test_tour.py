@@ -23,5 +23,5 @@ def test_the_tour_runs_and_shows_canvases(monkeypatch: pytest.MonkeyPatch, tmp_p
     pictures = [one["data"]["text/html"] for one in outputs if "text/html" in one.get("data", {})]
     assert len(pictures) == 2
     assert "forwards" in pictures[0]
-    last = "".join(one.get("text", "") for one in notebook.cells[-1].outputs)
+    last = "".join(one["text"] for one in notebook.cells[-1].outputs if one.get("name") == "stdout")
     assert [line.split("  ")[0] for line in last.splitlines()] == ["base", "20 steps", "bundled"]

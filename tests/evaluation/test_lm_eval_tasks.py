@@ -260,9 +260,11 @@ def test_the_harness_itself_knows_the_model_when_started_through_this_package(
     from tad.evaluation.lm_eval.__main__ import main
 
     model = write_roomy(tmp_path / "tiny", LLADA)
-    given = f"pretrained={model},device=cpu,decoder=fast-dllm,threshold=0.4,gen_length=32"
+    given = f"pretrained={model},decoder=fast-dllm,threshold=0.4,gen_length=32"
     words = ["--model", "tad", "--model_args", given, "--tasks", "tad_gsm8k_plain", "--limit", "1"]
-    monkeypatch.setattr(sys, "argv", ["lm_eval", *words, "--gen_kwargs", "max_gen_toks=32"])
+    monkeypatch.setattr(
+        sys, "argv", ["lm_eval", *words, "--gen_kwargs", "max_gen_toks=32", "--device", "cpu"]
+    )
     monkeypatch.setenv("TAD_DATA", str(data_dir))
     main()
     assert "tad_gsm8k_plain" in capsys.readouterr().out
