@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import shlex
@@ -55,6 +56,11 @@ def find_calls(page: Path) -> Iterator[tuple[str, str]]:
                 yield found[1], found[2]
 
 
+@functools.cache
+def load(command: str, recipe: str, *overrides: str) -> Recipe:
+    return load_recipe(SCHEMAS[command], recipe, overrides)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_options_recipes_and_fields_exist(page: Path) -> None:
     for command, rest in find_calls(page):
@@ -67,7 +73,7 @@ def test_commands_options_recipes_and_fields_exist(page: Path) -> None:
         words = [word for word in shlex.split(rest) if word not in ("...", "RECIPE")]
         if command in SCHEMAS and words and re.fullmatch(r"[a-z][a-z0-9-]+", words[0]):
             overrides = [word for word in words[1:] if re.match(r"[a-z][a-z0-9_.]*=", word)]
-            load_recipe(SCHEMAS[command], words[0], overrides)
+            load(command, words[0], *overrides)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
