@@ -124,3 +124,15 @@ def test_pages_named_in_the_source_exist() -> None:
         if path.suffix in (".py", ".yaml", ".md"):
             for name in re.findall(r"\bdocs/[a-z/-]+\.md", path.read_text()):
                 assert (ROOT / name).exists(), f"{path}: {name}"
+
+
+def test_the_page_of_installation_names_the_extras_of_the_package() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs/guide/install.md").read_text()
+    named = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(named) == sorted(extras)
