@@ -51,9 +51,12 @@ CALLS: dict[str, tuple[dict, dict]] = {
     "one by one": ({"decoder": "one-by-one"}, {"decoder": "one-by-one"}),
     "d2f, sampled": ({"decoder": "d2f", **SAMPLED}, {"decoder": "d2f", **SAMPLED}),
 }
+LONG = ("one by one", "d2f, sampled")
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CALLS]
+)
 @pytest.mark.parametrize("family", ["plain", "dream"])
 def test_chat_equals_generate_streamed_or_not(
     call: str, family: str, server: Live, dream_server: Live, request: pytest.FixtureRequest
