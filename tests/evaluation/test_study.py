@@ -22,6 +22,7 @@ from tad.cli import app
 from tad.errors import TadError
 from tad.evaluation import Results
 from tad.evaluation.methods import read_outcomes
+from tad.evaluation.report.gather import gather
 from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.cells import Base, Hashes, Source, resolve_methods
 from tad.evaluation.study.plan import DONE, MISSING, TRAINED, UNGRADED, WAITING
@@ -435,6 +436,14 @@ def test_trials_of_rounds_change_every_round(world: Path, tmp_path: Path) -> Non
     assert trial.source.teacher.source.teacher.changes["learning"] == {"lr": 1e-4}
     assert study.cell("blocks/round=1", 0) is None  # waits for it
     assert {one.state for one in study.states() if one.method == "ltr/round=1"} == {WAITING}
+
+
+def test_a_page_of_rounds_that_are_tuned_names_their_trials(world: Path, tmp_path: Path) -> None:
+    section = tuned(world, methods={"ltr": None})["tuning"]
+    assert Study(rounds_recipe(world, tuning=section), tmp_path).run(only=["base"])
+    (part,) = gather([tmp_path]).parts
+    assert part.tuning is not None
+    assert [title for title, _ in part.tuning.trials] == ["round 3", "round 3"]
 
 
 @pytest.mark.parametrize("after", ["nothing", "base", "last"])

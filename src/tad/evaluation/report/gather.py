@@ -265,7 +265,9 @@ def _take_study(folder: Path, found: Gathered, several: bool) -> None:
     tuning = None
     if recipe.tuning is not None:
         trials = [
-            (plan.methods[name].title, one) for name in recipe.tuning.methods for one in plan.trials(name)
+            (plan.methods[plan.tuned_method(name)].title, one)
+            for name in recipe.tuning.methods
+            for one in plan.trials(name)
         ]
         tasks = ", ".join(f"{shorten(task.name)} ({task.split})" for task in recipe.tuning.tasks)
         tuning = Tuning(trials, recipe.tuning.seed, tasks, recipe.tolerance)
@@ -306,7 +308,7 @@ def _study_trainings(plan: StudyPlan, whose: str, notes: list[str]) -> list[Trai
         folder = None if cell is None else plan.student_folder(cell)
         if cell is None or folder is None or not (folder / LOG).is_file():
             continue
-        title = plan.methods[name].title
+        title = plan.methods[cell.method].title
         if cell.trial is None:
             found.setdefault(folder, title)
         else:

@@ -107,7 +107,8 @@ def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
     for name in tuning.methods if tuning else ():
         assert tuning is not None
         for number, changes in enumerate(tuning.trials_of(name)):
-            add(f"{name}, trial {number}", plan.methods[name], tuning.seed, changes, tuning.tasks)
+            tried = plan.methods[plan.tuned_method(name)]
+            add(f"{name}, trial {number}", tried, tuning.seed, changes, tuning.tasks)
     for table in recipe.tables:
         for method in (plan.methods[name] for name in plan.rows_of(table)):
             for seed in [] if method.absent else plan.seeds_of(method, table):
