@@ -303,7 +303,7 @@ def _study_trainings(plan: StudyPlan, whose: str, notes: list[str]) -> list[Trai
     """Named by method; what only a trial was trained for says so and comes last."""
     found: dict[Path, str] = {}
     tried: dict[Path, str] = {}
-    for _, name, _, get in plan.cells():
+    for _, _, _, get in plan.cells():
         cell = get()
         folder = None if cell is None else plan.student_folder(cell)
         if cell is None or folder is None or not (folder / LOG).is_file():
