@@ -198,7 +198,7 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", scale=3.0)
     wrong = run(app, ["window", str(out), "--model", str(other), "--device", "cpu"])
     assert isinstance(wrong.exception, TadError)
-    assert "use their own model" in str(wrong.exception)
+    assert f"another model than {other}" in str(wrong.exception)
     again = run(app, ["collect", str(recipe), "--out", str(out), "--keep", "correct"])
     assert isinstance(again.exception, TadError)
     assert "recipe.keep is 'all' there and 'correct' here" in str(again.exception)

@@ -138,7 +138,7 @@ def trajectories(
         return
     store = TrajectoryStore.open(folder)
     if show is not None:
-        _show(_find(store, show), store, _load_words(model) if model else None, animate)
+        _show(store.find(show), store, _load_words(model) if model else None, animate)
     elif export is not None:
         if model is None:
             raise TadError("--export writes text and needs --model for the tokenizer")
@@ -174,11 +174,11 @@ def window(
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
     from tad.trajectories.fingerprint import fingerprint_model
     from tad.trajectories.store import TrajectoryStore
-    from tad.trajectories.window import explain_windows, measure_window, show_decay
+    from tad.trajectories.window import explain_windows, keep_better_window, measure_window, show_decay
 
     store = TrajectoryStore.open(folder)
     if not overwrite:
-        _keep_better_window(folder, limit, states)
+        keep_better_window(folder, limit, states)
     with options.busy(f"loading {model}"):
         lm = options.load_model(model, adapter, device, dtype)
         if adapter is not None and fingerprint_model(lm) != store.meta.model:  # rolled out by that student?
@@ -197,31 +197,6 @@ def window(
     for line in (*show_decay(report), *explain_windows(report)):
         typer.echo(line)
     typer.echo("written: " + ", ".join(str(folder / f"window.{kind}") for kind in ("json", "png", "svg")))
-
-
-def _keep_better_window(folder: Path, limit: int, states: int) -> None:
-    from tad.trajectories.window import WINDOW, read_report
-
-    if not (folder / WINDOW).is_file():
-        return
-    try:
-        before = read_report(folder).decay
-    except TadError:  # damaged, so there is nothing to lose
-        return
-    if before.states > min(limit, before.trajectories) * states:
-        raise TadError(
-            f"{folder / WINDOW}: was measured in {before.states} states of {before.trajectories} trajectories, which is more "
-            f"than --limit {limit} --states {states}; raise them, or replace it with --overwrite"
-        )
-
-
-def _find(store: TrajectoryStore, name: str) -> Trajectory:
-    for row in store.rows():
-        if name in (row.id, row.example):
-            return row
-    first = next(iter(store.rows()), None)
-    hint = f"; ids look like {first.id}" if first else "; the store is empty"
-    raise TadError(f"{store.folder}: no trajectory '{name}'{hint}")
 
 
 def _load_words(model: str) -> LM:

@@ -201,6 +201,15 @@ class TrajectoryStore:
         tables = [table for table, _ in self.shards()]
         return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
+    def find(self, name: str) -> Trajectory:
+        """A trajectory by its id, or the first of an example."""
+        for row in self.rows():
+            if name in (row.id, row.example):
+                return row
+        first = next(self.rows(), None)
+        hint = f"; ids look like {first.id}" if first else "; the store is empty"
+        raise TadError(f"{self.folder}: no trajectory '{name}'{hint}")
+
     def rows(self) -> Iterator[Trajectory]:
         """All rows that are there, in order, one shard in memory at a time."""
         for table, _ in self.shards():

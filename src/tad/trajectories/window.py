@@ -283,6 +283,21 @@ def _with_nan(value: Any) -> Any:
     return math.nan if value is None else value
 
 
+def keep_better_window(folder: Path, limit: int, states: int) -> None:
+    """Refuse to replace a window that was measured in more states than these would be."""
+    if not (folder / WINDOW).is_file():
+        return
+    try:
+        before = read_report(folder).decay
+    except TadError:  # damaged, so there is nothing to lose
+        return
+    if before.states > min(limit, before.trajectories) * states:
+        raise TadError(
+            f"{folder / WINDOW}: was measured in {before.states} states of {before.trajectories} trajectories, which is more "
+            f"than --limit {limit} --states {states}; raise them, or replace it with --overwrite"
+        )
+
+
 def explain_windows(report: WindowReport) -> list[str]:
     """A line per window: where the curve falls to its level, or that it does not and what stands in."""
     lines = []
