@@ -68,9 +68,10 @@ def test_the_whole_protocol_runs_from_repositories_to_page(family: Family, tmp_p
     model = write_roomy(tmp_path / "model", family)
     small = [
         f"model={model}", f"data_dir={write_repositories(tmp_path / 'data')}", "device=cpu", "dtype=fp32",
-        "collect.gen_length=32", "collect.keep=all", "collect.tasks.2.sample=3", "window.limit=4", "window.states=2",
-        "distill.states=2", "distill.adapter.rank=2", "distill.batch={size: 4, micro: 4}", "distill.precision=fp32",
-        "evaluate.thresholds={entropy: [0.5, 2.0], confidence: [0.9]}",
+        "collect.gen_length=16", "collect.block=16", "collect.keep=all", "collect.tasks.2.sample=3", "window.limit=4",
+        "window.states=2", "distill.states=2", "distill.adapter.rank=2", "distill.batch={size: 4, micro: 4}",
+        "distill.precision=fp32", "evaluate.settings={block: 16}", "evaluate.tasks.1.limit=2", "student_first=false",
+        "evaluate.thresholds={entropy: [0.5], confidence: [0.9]}",
     ]  # fmt: skip
     recipe = load_recipe(RunRecipe, f"run-{family.name}", small)
     out = tmp_path / "out"
@@ -83,7 +84,7 @@ def test_the_whole_protocol_runs_from_repositories_to_page(family: Family, tmp_p
     if family is DREAM:
         names = ["gsm8k (cot-zeroshot)", "math", "humaneval-instruct", "mbpp-instruct"]
     table = json.loads((out / "tables" / "main.json").read_text())
-    assert table["tasks"] == dict(zip(names, (3, 3, 2, 2), strict=True))
+    assert table["tasks"] == dict(zip(names, (3, 2, 2, 2), strict=True))
     assert [row["method"] for row in table["rows"]] == [
         "base, one-by-one",
         "base, fast-dllm",
@@ -96,10 +97,14 @@ def test_the_whole_protocol_runs_from_repositories_to_page(family: Family, tmp_p
         assert found["accuracy"]["value"] == pytest.approx(sum(each) / 4)
     assert (out / "report" / "report.html").is_file()
     prompts = {
-        row.task: row.prompt for row in Results.open(out / "evaluation" / "base" / "one-by-one").rows()
+        row.task: row.prompt
+        for row in Results.open(out / "evaluation" / "base" / "one-by-one,block=16").rows()
     }
     assert prompts["math"].count("Problem:") == 5  # four shots
+    every = [
+        *small,
+        "collect.tasks.1.exclude=[]",
+        "evaluate.tasks.1.limit=3",
+    ]  # the third stands in both splits
     with pytest.raises(TadError, match=r"collect\.tasks: 1 of"):
-        Chain(load_recipe(RunRecipe, f"run-{family.name}", [*small, "collect.tasks.1.exclude=[]"]), out).run(
-            ("collect",)
-        )
+        Chain(load_recipe(RunRecipe, f"run-{family.name}", every), tmp_path / "other").run(("collect",))

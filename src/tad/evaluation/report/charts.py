@@ -273,7 +273,7 @@ def chart_areas(table: ResultTable, styles: Mapping[str, Style], name: str) -> C
                 Bar(row.title, area.value, area.interval, f"{area.value:.0f}{short}", styles[row.title])
             )
     title = f"AUP, {shorten(table.scope)}"
-    return _chart_bars(table, bars, title, "AUP (weighted area under accuracy, %, over TPF)", name)
+    return _chart_bars(table, bars, title, "AUP (weighted area under accuracy)", name)
 
 
 def _chart_bars(table: ResultTable, bars: list[Bar], title: str, label: str, name: str) -> Chart | None:
