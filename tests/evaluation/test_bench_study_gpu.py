@@ -215,7 +215,7 @@ def test_the_bench_runs_packs_resumes_and_grades(
     bench: ModuleType, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, dest = tmp_path / "study.yaml", tmp_path / "dest"
-    file.write_text(yaml.safe_dump(study_values(world)))
+    file.write_text(yaml.safe_dump(study_values(world), sort_keys=False))
     words = ["run", str(file), str(dest), "seeds=[0]", "--resume", str(dest), "--only", "base", "fast-dllm"]
     bench.main([*words, "--work", str(tmp_path / "one"), "--minutes", "0"])
     assert "0 of 2 cells are decoded" in capsys.readouterr().out

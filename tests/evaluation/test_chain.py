@@ -243,7 +243,7 @@ def report_of(crossings: dict[str, float]) -> WindowReport:
 def test_a_window_that_is_not_reached_is_said_with_its_stand_in() -> None:
     lines = explain_windows(report_of({"quality": 2.4, "speed": float("nan")}))
     assert "quality window 2: confidence falls to 0.5 after 2.4 steps" in lines[0]
-    assert "speed window 3: confidence does not fall to 0.2 within the 3 steps" in lines[1]
+    assert "speed window 3, the cap: confidence does not fall to 0.2 within the 3 steps" in lines[1]
     assert "it is 0.40 there" in lines[1]
     assert "WARNING: measured on 4 trajectories" in lines[2]
     assert len(lines) == 3

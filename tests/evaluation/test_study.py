@@ -482,7 +482,7 @@ def test_the_command_lists_runs_and_writes_tables(
     world: Path, done: tuple[Path, Listener], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump(study_values(world)))
+    file.write_text(yaml.safe_dump(study_values(world), sort_keys=False))
     words = ["study", str(file), "--out", str(done[0])]
     listed = CliRunner().invoke(app, [*words, "--list"], catch_exceptions=False)
     assert "windows/window=all" in listed.output
@@ -504,7 +504,7 @@ def test_a_study_that_is_killed_again_and_again_comes_to_the_same_numbers(
     world: Path, done: tuple[Path, Listener], tmp_path: Path
 ) -> None:
     file, out = tmp_path / "study.yaml", tmp_path / "out"
-    file.write_text(yaml.safe_dump(study_values(world)))
+    file.write_text(yaml.safe_dump(study_values(world), sort_keys=False))
     words = [sys.executable, "-m", "tad", "study", str(file), "--out", str(out)]
     for pieces in (1, 4, 7, 11):  # killed in the middle of whatever comes after so many pieces of work
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
