@@ -38,7 +38,8 @@ collect:
   block: {block}
   shard_size: {shard_size}  # questions; an interruption loses at most so many
   batch_size: 16
-  # privileged: false         # if the look at the beginning says that the reference makes the teacher worse
+  reference: where-needed     # the teacher is shown the reference only where it is wrong without; `gold`: always
+  # privileged: false         # never
   # keep: all                 # also learn from wrong rollouts
 window: {{limit: 256, states: 8}}  # how far ahead the student is trusted is measured on so many trajectories
 distill:
@@ -85,7 +86,8 @@ def write_recipe(
     small = facts.parameters < _SMALL
     visited = len(examples) * STATES
     epochs = round(min(_EPOCHS, max(1.0, _VISITED / visited)), 1)
-    batch = 2 ** round(math.log2(min(256, max(16, visited * epochs / 100))))
+    # About 100 steps, and a batch that a third of the trajectories can fill.
+    batch = 2 ** int(math.log2(max(4, min(256, visited * epochs / 100, visited / 3))))
     shown = f"options: {{instruction: {_quote(instruction or 'Show every step.')}}}"
     text = _TEMPLATE.format(
         title=f"{model} on {data.name}",
