@@ -20,9 +20,9 @@ import tad
 from tad.decoding import GraphEngine, decode
 from tad.errors import TadError
 from tad.models import LM
-from tad.tasks import Example, Task, Verdict, get_task
-from tad.tasks.selection import choose_examples, exclude_questions
+from tad.tasks import Verdict
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
@@ -73,18 +73,6 @@ class Nobody:
 
 
 @dataclass(frozen=True)
-class Item:
-    """One example of the mix, with its task; `reference` is what the teacher will be shown."""
-
-    task: Task
-    example: Example
-    template: str
-    reference: str
-    origin: str  # gold, majority, none
-    graded: bool = True
-
-
-@dataclass(frozen=True)
 class RolloutRequest:
     """One rollout to make."""
 
@@ -119,7 +107,7 @@ class Collector:
         if recipe.compile and not self.config.one_forward:
             raise TadError("compile works with the teacher's tokens in an order that asks no student")
         self.engine = GraphEngine(lm.model, compiled=True) if recipe.compile else None
-        self.items = list(_mix(recipe))
+        self.items = list(mix_tasks(recipe))
         self.wrong: deque[str] = deque(maxlen=_SHOWN)  # the last texts that were graded wrong, and why
 
     @property
@@ -386,7 +374,7 @@ class Preview:
         if self.right < self.right_without:
             yield (
                 "WARNING: the reference makes the teacher worse. `tad collect RECIPE --show` prints its prompt; give the task "
-                "an instruction its model knows (tasks: options: {instruction: ...}), or set privileged: false"
+                "an instruction its model knows (tasks: options: {instruction: ...}), or set reference: where-needed"
             )
         elif 2 * self.right < self.asked:
             yield "WARNING: fewer than half are right, and only right ones are kept (keep: correct)"
@@ -445,43 +433,6 @@ def fill(
         if not looked and (found := collector.preview()) is not None:
             for line in itertools.islice(found.describe(), 2):
                 told.say(line)
-
-
-def _mix(recipe: CollectRecipe) -> Iterator[Item]:
-    for section in recipe.tasks:
-        if recipe.reference == "majority" and not section.graded:
-            raise TadError(f"task '{section.name}': graded: false; reference: majority needs the grader")
-        task = get_task(section.name, data_dir=recipe.data_dir, **section.options)
-        examples = task.examples(section.split or ("train" if "train" in task.splits else None))
-        for name in section.exclude:
-            asked = get_task(name, data_dir=recipe.data_dir).examples()
-            examples = exclude_questions(examples, asked)
-        chosen = choose_examples(examples, section.limit, section.sample, section.name)
-        first, parts = recipe.part or (1, 1)
-        if first > parts:
-            raise TadError(f"part [{first}, {parts}]: there is no part {first} of {parts}")
-        for example in chosen[first - 1 :: parts]:
-            reference = task.reference(example)
-            if recipe.privileged and recipe.reference != "majority" and not reference:
-                raise TadError(
-                    f"task '{section.name}': example {example.id} has no reference; use reference: majority"
-                )
-            if recipe.reference == "majority" and not task.can_vote(example):
-                raise TadError(
-                    f"task '{section.name}': its answers cannot vote; reference: majority is not for it"
-                )
-            origin = "gold" if recipe.privileged else "none"
-            yield Item(task, example, section.template, reference, origin, section.graded)
-
-
-def list_examples(recipe: CollectRecipe) -> list[Example]:
-    """What a collection asks, in order."""
-    return [item.example for item in _mix(recipe)]
-
-
-def list_references(recipe: CollectRecipe) -> dict[str, str]:
-    """What the teacher is shown of each example."""
-    return {item.example.id: item.reference for item in _mix(recipe)}
 
 
 def _by_majority(item: Item, verdict: Verdict) -> Verdict:

@@ -18,8 +18,8 @@ from tad.errors import TadError
 from tad.files import read_lines
 from tad.models import LM
 from tad.models.tokenizer import render_chat
-from tad.trajectories.collect import list_references
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
+from tad.trajectories.mix import list_references
 from tad.trajectories.partition import state
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore

@@ -23,7 +23,7 @@ from tad.evaluation.sweep import Setting, plan
 from tad.tasks import Example, check_contamination, get_task
 from tad.tasks.selection import exclude_questions
 from tad.training.recipe import DistillRecipe, ObjectiveSection
-from tad.trajectories.collect import list_examples
+from tad.trajectories.mix import list_examples
 from tad.trajectories.recipe import CollectRecipe, TaskSection
 
 Positive = Annotated[int, Field(gt=0)]
