@@ -30,7 +30,7 @@ def decoders(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The named decoders: block schedule, reveal rule, cache and defaults."""
+    """The named decoders: block schedule, unmasking rule, cache and defaults."""
     from rich.console import Console
 
     from tad.decoding import DECODERS, decoders_for, get_decoder
