@@ -1,0 +1,190 @@
+"""What smaller weights cost: accuracy and tokens per forward on nano problems, paired with bf16 problem by problem.
+
+    python bench/quantize.py nano-llada --adapters nano-llada-speed nano-llada-quality --out quantize.json
+
+Every model decodes the same test problems of nano-word and nano-math (nano-code would need the sandbox) with bf16 weights
+and with each kind of --weights. A difference is the mean over problems of right minus right with bf16, with its standard
+error over problems. `fp8-block` is simulated: e4m3 weights with one scale per block of 128 x 128, activations rounded per row
+as those of `fp8` are, multiplied in fp32. By default all kinds run the plain forward, so that nothing but the weights differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tad
+from tad.decoding import Decoded, decode
+from tad.models import LM
+from tad.models.layers import place
+from tad.models.quantize import quantize_fp8, to_fp8
+from tad.tasks import Example, Task, get_task
+from tad.training.record import describe_machine
+from tad.trajectories.privileged import plain_ids
+
+TASKS = ("nano-word", "nano-math")
+DECODERS = ("one-by-one", "tad")
+_BLOCK = 128
+
+
+class BlockFp8Linear(nn.Module):
+    """A linear map whose weight was rounded to e4m3 with a scale per block, kept in fp32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", round_blocks(linear.weight.detach()))
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, scale = to_fp8(x.reshape(-1, x.shape[-1]))
+        out = F.linear(rows.float(), cast(Tensor, self.weight)) * scale
+        out = out.to(x.dtype).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+
+def round_blocks(weight: Tensor) -> Tensor:
+    """weight [out, in] after e4m3 with one scale per block, in fp32."""
+    rows, columns = weight.shape
+    padded = F.pad(weight.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
+    blocks = padded.unflatten(1, (-1, _BLOCK)).unflatten(0, (-1, _BLOCK)).transpose(1, 2)  # [a, b, 128, 128]
+    small, scale = to_fp8(blocks.flatten(2).flatten(0, 1))
+    rounded = (small.float() * scale).view_as(blocks).transpose(1, 2).reshape(padded.shape)
+    return rounded[:rows, :columns].contiguous()
+
+
+def quantize_blocks(model: tad.models.MaskedDiffusionModel) -> None:
+    for layer, path in model.projections():
+        place(layer, path, BlockFp8Linear(cast(nn.Linear, layer.get_submodule(path))))
+
+
+KINDS: dict[str, Callable[[tad.models.MaskedDiffusionModel], None]] = {
+    "bf16": lambda model: None,
+    "fp8": quantize_fp8,
+    "fp8-block": quantize_blocks,
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model with one kind of weights and one decoder. Differences are from bf16, in points and as a ratio."""
+
+    model: str
+    decoder: str
+    weights: str
+    problems: int
+    accuracy: float
+    tpf: float
+    difference: float
+    standard_error: float
+    tpf_ratio: float
+    same_answers: float  # share of problems with the very tokens of bf16
+    seconds: float
+
+
+def make_problems(size: int) -> list[tuple[Task, Example]]:
+    return [
+        (task, example)
+        for task in (get_task(name, size=size) for name in TASKS)
+        for example in task.examples("test")
+    ]
+
+
+def grade(lm: LM, problems: list[tuple[Task, Example]], found: list[Decoded]) -> Tensor:
+    """1 where an answer is right [problems]."""
+    verdicts = [
+        task.grade(example, task.prompt(example).cut(lm.decode(one.answer))).correct
+        for (task, example), one in zip(problems, found, strict=True)
+    ]
+    return torch.tensor(verdicts, dtype=torch.float64)
+
+
+def measure_model(
+    name: str, adapter: str | None, kinds: list[str], size: int, batch: int, device: str | None, engine: str
+) -> list[Measured]:
+    """Every decoder with bf16 and each kind of weights."""
+    problems, measured = make_problems(size), []
+    base: dict[str, tuple[Tensor, float, list[Decoded]]] = {}
+    for kind in ("bf16", *kinds):
+        lm = tad.load(name, adapter=adapter, device=device, dtype="bf16", merge=True)
+        KINDS[kind](lm.model)
+        prompts = [plain_ids(lm, task, example) for task, example in problems]
+        for decoder in DECODERS:
+            began = time.perf_counter()
+            found = decode(lm, prompts, decoder, lm.defaults.gen_length, batch_size=batch, engine=engine)  # type: ignore[arg-type]
+            seconds = time.perf_counter() - began
+            right = grade(lm, problems, found)
+            tpf = sum(len(one.content) for one in found) / sum(one.forwards for one in found)
+            before, tpf_before, answers = base.setdefault(decoder, (right, tpf, found))
+            change = right - before
+            same = [one.content == other.content for one, other in zip(found, answers, strict=True)]
+            measured.append(
+                Measured(
+                    adapter or name,
+                    decoder,
+                    kind,
+                    len(problems),
+                    right.mean().item(),
+                    tpf,
+                    change.mean().item(),
+                    change.std().item() / math.sqrt(len(problems)),
+                    tpf / tpf_before,
+                    sum(same) / len(same),
+                    seconds,
+                )
+            )
+            print(write_row(measured[-1]), flush=True)
+    return measured
+
+
+def write_row(one: Measured) -> str:
+    points = f"{100 * one.difference:+.2f} ± {100 * one.standard_error:.2f}"
+    cells = [
+        one.model, one.decoder, one.weights, f"{100 * one.accuracy:.1f}", f"{one.tpf:.2f}",
+        *(("-", "-", "-") if one.weights == "bf16" else (points, f"{one.tpf_ratio:.3f}", f"{100 * one.same_answers:.0f}")),
+        f"{one.seconds:.1f}",
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(words: list[str] | None = None) -> list[Measured]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a directory or a bundled name, of a model that knows the nano world")
+    parser.add_argument("--adapters", nargs="*", default=[], help="students beside the base")
+    parser.add_argument("--weights", nargs="+", choices=[*KINDS][1:], default=[*KINDS][1:])
+    parser.add_argument("--size", type=int, default=768, help="problems of each family")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--device")
+    parser.add_argument("--engine", choices=("plain", "auto"), default="plain")
+    parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
+    options = parser.parse_args(words)
+    print(
+        "| model | decoder | weights | accuracy, % | TPF | difference, points | TPF ratio | same answers, % | s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    found = []
+    for adapter in (None, *options.adapters):
+        found += measure_model(
+            options.model, adapter, options.weights, options.size, options.batch, options.device, options.engine
+        )  # fmt: skip
+    if options.out is not None:
+        record = {"machine": describe_machine(), "options": {k: str(v) for k, v in vars(options).items()}}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        rows = {"rows": [asdict(one) for one in found]}
+        options.out.write_text(json.dumps({**record, **rows}, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+if __name__ == "__main__":
+    main()

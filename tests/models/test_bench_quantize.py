@@ -1,0 +1,49 @@
+"""bench/quantize.py: blocks are rounded by their own scale, and every kind of weights is held to bf16 problem by problem."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tad.models.quantize import to_fp8
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[2] / "bench" / "quantize.py"
+    spec = importlib.util.spec_from_file_location("bench_quantize", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_block_is_rounded_by_its_own_scale(bench: ModuleType) -> None:
+    weight = torch.randn(200, 300)
+    weight[150, 290] = 1e9  # spoils its own block and no other
+    found = bench.round_blocks(weight)
+    small, scale = to_fp8(weight[:128, 128:256].reshape(1, -1))
+    assert torch.equal(found[:128, 128:256], (small.float() * scale).view(128, 128))
+    assert (found[:128] - weight[:128]).abs().max() < 0.2
+    assert not found[128:150, 256:].any()
+
+
+def test_every_kind_of_weights_is_paired_with_bf16(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench, "DECODERS", ("tad",))
+    out = tmp_path / "numbers.json"
+    rows = bench.main(["nano-llada", "--size", "1", "--device", "cpu", "--out", str(out)])
+    assert [row.weights for row in rows] == ["bf16", "fp8", "fp8-block"]
+    assert (rows[0].difference, rows[0].tpf_ratio, rows[0].same_answers) == (0, 1, 1)
+    for row in rows:
+        assert row.difference == row.accuracy - rows[0].accuracy
+        assert row.tpf > 1.5
+    assert json.loads(out.read_text())["rows"][2]["weights"] == "fp8-block"
