@@ -15,13 +15,9 @@ takes longer.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -31,26 +27,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from machine import (
     ASSUMED_TPF,
+    describe,
     describe_machine,
     free_memory,
     measure_copy_rate,
     measure_kernels,
     measure_product_rate,
+    print_kernels,
     random_lm,
     random_prompts,
+    save_json,
     synchronise,
+    time_behind,
 )
 from tad.decoding import GraphEngine, Request, Step, decode, get_decoder
 from tad.decoding.cache_policy import ActiveCache
 from tad.decoding.decoders import Decoder
-from tad.decoding.engine import autotune, why_not
-from tad.decoding.engine.graph import GraphForward, GraphSizes
-from tad.decoding.engine.network import _attend, _attend_spans
+from tad.decoding.engine.graph import GraphForward
 from tad.decoding.state import DecodeSpec, DecodeState, RowFacts
 from tad.decoding.step import plan
 from tad.models import LM
@@ -107,9 +103,6 @@ class Bench:
             parts = (*lm.model.parameters(), *lm.model.buffers())
             sizes.append(sum(part.nbytes for part in parts) - embedding)
         return sizes[0] / sizes[1]
-
-    def noise(self, *sizes: int) -> Tensor:
-        return torch.randn(sizes, device=self.device).to(self.dtype)
 
     def prompts(self, count: int, length: int | None = None, seed: int = 0) -> list[list[int]]:
         return random_prompts(self.lm, count, length or self.prompt, seed)
@@ -208,7 +201,7 @@ class Bench:
         device_ms, host_ms = [], []
         for _ in range(3):
             staged.reset()
-            device_ms.append(self.timed(staged.run, 10))
+            device_ms.append(time_behind(staged.run, self.device))
             staged.reset()
             synchronise(self.device)
             began = time.perf_counter()
@@ -226,34 +219,6 @@ class Bench:
             "first_s": first,
             "spread": (max(device_ms) - min(device_ms)) / middle,
         }
-
-    def timed(self, call: Callable[[], Any], repeats: int) -> float:
-        """Milliseconds of one call among several behind each other: CUDA events on a GPU."""
-        call()
-        synchronise(self.device)
-        if not self.cuda:
-            began = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            return 1e3 * (time.perf_counter() - began) / repeats
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / repeats
-
-    def replayed(self, call: Callable[[], Any], repeats: int = 10) -> float:
-        """Milliseconds of what `call` launches, captured and replayed, so that the host does not count."""
-        if not self.cuda:
-            return self.timed(call, 1)
-        call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        return self.timed(graph.replay, repeats)
 
     def new_positions(self) -> tuple[int, ...]:
         return (8, 16) if self.options.tiny else (32, 64)
@@ -275,10 +240,6 @@ class Staged:
 
     def run(self) -> None:
         self.forward.run(self.rows)
-
-    @property
-    def sizes(self) -> GraphSizes:
-        return self.forward.sizes(self.rows)
 
 
 def measure_exact(bench: Bench) -> Row:
@@ -310,76 +271,16 @@ def measure_cached(bench: Bench) -> Row:
 
 @torch.inference_mode()
 def measure_parts(bench: Bench) -> Row:
-    """Where the time of a cached step goes: each part captured by itself, weights read from memory as in a step."""
-    new, engine = bench.new_positions()[-1], bench.engine
-    staged = bench.stage(engine, 1, new)
-    staged.reset()
-    forward, sizes = staged.forward, staged.sizes
-    rows, network, shape = forward.state.working(), engine.network, staged.sizes.shape
-    packed = forward.pack(rows, sizes)
-    queries = packed.asked
-    found: dict[str, float] = {}
-
-    def multiply(kind: str, x: Tensor) -> None:
-        for layer in network.layers:
-            F.linear(x, getattr(layer, kind).weight)
-
-    for kind in autotune.KINDS:
-        inputs = getattr(network.layers[0], kind).weight.shape[1]
-        for tokens in (new, bench.prompt + bench.length):
-            found[f"{kind} x{tokens}"] = bench.replayed(partial(multiply, kind, bench.noise(tokens, inputs)))
-    model = network.shape
-    query = bench.noise(shape.tokens, model.heads, model.head_dim)
-    kv_len = forward.spec.kv_len
-
-    def attend() -> None:
-        for number in range(model.layers):
-            keys, values = forward.kv.layer(number)
-            if packed.every.spans is not None:
-                _attend_spans(query, keys, values, packed.every.spans, shape.window, kv_len + 1, bench.dtype)
-            else:
-                _attend(query, keys, values, packed.every, shape.window, 1, kv_len, model)
-
-    found["attention"] = bench.replayed(attend)
-    hidden = bench.noise(shape.candidates, model.width)
-    found["head"] = bench.replayed(lambda: network.model.head(hidden))
-    place = (queries.row, queries.generated)
-    found["head and sampler"] = bench.replayed(lambda: forward.sample(hidden, rows, *place))
-    found["layout"] = bench.replayed(lambda: forward.pack(rows, sizes))
-    samples = forward.sample(hidden, rows, *place)
-    for name, value in vars(samples).items():
-        setattr(samples, name, None if value is None else value[None])
-
-    def decide() -> None:
-        working = forward.state.working()
-        forward.decide(working, samples, queries, sizes)
-        forward.state.keep(working)
-
-    found["decide"] = bench.replayed(decide)
+    """Where the time of a cached step goes: its kernels, most expensive first."""
+    staged = bench.stage(bench.engine, 1, bench.new_positions()[-1])
     for _ in range(2):  # runs eagerly, then captures
         staged.reset()
         staged.run()
     staged.reset()
-    found["whole step"] = bench.timed(staged.run, 10)
-    found["launch on the host"] = time_launch(bench, staged.run)
-    began = time.perf_counter()
-    for _ in range(5):  # once per call of decode: that the engine serves, and still fits
-        why_not(bench.lm.model, bench.decoder("tad"))
-        engine.fits(bench.lm.model)
-    found["call of decode on the host"] = 1e3 * (time.perf_counter() - began) / 5
-    return {"ms_by_part": found, "kernels": measure_kernels(staged.run, bench.device, steps=1)[:25]}
-
-
-def time_launch(bench: Bench, call: Callable[[], Any]) -> float:
-    """Milliseconds until a launch returns, with nothing in the device's queue."""
-    times = []
-    for _ in range(10):
-        synchronise(bench.device)
-        began = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - began))
-    synchronise(bench.device)
-    return statistics.median(times)
+    ms = time_behind(staged.run, bench.device)
+    kernels = measure_kernels(staged.run, bench.device)
+    print_kernels("a cached step", kernels, ms / 1e3)
+    return {"ms": ms, "kernels": kernels[:25]}
 
 
 def measure_batch(bench: Bench, count: int) -> Row:
@@ -493,40 +394,6 @@ def measure_lengths(bench: Bench) -> Row:
     return {"graphs": engine.graphs.made, "lengths": len(set(lengths)), "all_s": seconds}
 
 
-def measure_first_call(bench: Bench) -> Row:
-    """Seconds of the first decode in a new process, two layers of the shape: with an empty compile cache, then a full one."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
-        command = [sys.executable, __file__, "--first-call", "--shape", bench.options.shape]
-        command += ["--tiny"] if bench.options.tiny else []
-        for label in ("empty", "full"):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-            if done.returncode:
-                raise RuntimeError(done.stderr.strip().splitlines()[-1])
-            found[f"{label}_cache"] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def time_first_call(options: argparse.Namespace, device: torch.device) -> Row:
-    """What the row above runs in a process of its own."""
-    with ASSUMED_TPF.at(device, TPF):
-        bench = Bench(device, options, layers=2)
-        seconds = []
-        for _ in range(2):
-            began = time.perf_counter()
-            decode(bench.lm, bench.prompts(1), bench.decoder("tad-cached"), bench.length, engine=bench.engine)
-            synchronise(device)
-            seconds.append(time.perf_counter() - began)
-        graphs = bench.engine.graphs
-        return {
-            "first_s": seconds[0],
-            "second_s": seconds[1],
-            "capturing_s": graphs.seconds,
-            "graphs": graphs.made,
-        }
-
-
 def measure_block_step(bench: Bench) -> Row:
     """One block against the stored ones, of one row and of several."""
     new = bench.new_positions()[0]
@@ -564,7 +431,6 @@ ROWS: dict[str, Callable[[Bench], Row]] = {
     "memory": measure_memory,
     "lengths": measure_lengths,
     "kernels": measure_own_kernels,
-    "first-call": measure_first_call,
 }
 
 
@@ -579,7 +445,6 @@ def main() -> int:
         default="",
         help=f"of {','.join(ROWS)}; of {','.join(BLOCK_ROWS)} for block-diffusion shapes",
     )
-    parser.add_argument("--skip", default="", help="rows to leave out")
     parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after this")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of a whole decode")
     parser.add_argument(
@@ -589,7 +454,6 @@ def main() -> int:
     parser.add_argument(
         "--layers", type=int, help="fewer layers than the shape has: to try a row, or to compile ahead"
     )
-    parser.add_argument("--first-call", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("tad.decoding.engine").setLevel(logging.INFO)  # what was timed for GEMMs
@@ -599,17 +463,12 @@ def main() -> int:
         return 2
     rows = ROWS if shape_config(options.shape).shape.blocks is None else BLOCK_ROWS
     wanted = [name for name in options.only.split(",") if name] or list(rows)
-    skipped = [name for name in options.skip.split(",") if name]
-    unknown = {*wanted, *skipped} - set(rows)
+    unknown = set(wanted) - set(rows)
     if unknown:
         print(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}", file=sys.stderr)
         return 2
-    if options.first_call:
-        print(json.dumps(time_first_call(options, device)))
-        return 0
     with ASSUMED_TPF.at(device, TPF):
-        some = {name: row for name, row in rows.items() if name in wanted and name not in skipped}
-        return run(options, device, some)
+        return run(options, device, {name: row for name, row in rows.items() if name in wanted})
 
 
 def run(options: argparse.Namespace, device: torch.device, rows: dict[str, Callable[[Bench], Row]]) -> int:
@@ -637,8 +496,7 @@ def run(options: argparse.Namespace, device: torch.device, rows: dict[str, Calla
         results["rows"][name] = {**found, "seconds": time.perf_counter() - start}
         print(f"{name}: {results['rows'][name]['seconds']:.1f} s {found.get('error', '')}", flush=True)
         if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "decode.json").write_text(json.dumps(results, indent=2) + "\n")
+            save_json(options.out / "decode.json", results)
             (options.out / "decode.md").write_text(as_markdown(results) + "\n")
         free_memory(device)
     print(as_markdown(results))
@@ -705,25 +563,17 @@ GOALS: list[tuple[str, str, str, float | None, bool]] = [
     ("memory beside weights and buffers, 1 row, GB", "memory", "overhead_gb", 1.5, False),
     ("growth over 180 generations, GB", "memory", "growth_gb", 0.01, False),
     ("graphs for 50 prompt lengths", "lengths", "graphs", None, False),
-    (
-        "first decode in a process, 2 layers, empty compile cache, s",
-        "first-call",
-        "empty_cache/first_s",
-        None,
-        False,
-    ),
-    ("the same with a full compile cache, s", "first-call", "full_cache/first_s", None, False),
+    ("first call of an exact decode, s", "exact", "first_call_s", None, False),
 ]
 
 
 def as_markdown(results: Row) -> str:
-    """The goals and what came out; then parts and ways as they were found."""
+    """The goals and what came out; then ways as they were found."""
     rows, tiny = results["rows"], "tiny" in results["shape"]
     words = {"small": 8 if tiny else 32, "large": 16 if tiny else 64, "tpf": TPF}
-    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     ceilings = results.get("ceilings", {})
     lines = [
-        f"{results['shape']}, {machine}",
+        f"{results['shape']}, {describe(results)}",
         ", ".join(f"{key} {value:.3g}" for key, value in ceilings.items()),
         "",
         "| measure | result | goal | met |",
@@ -748,10 +598,9 @@ def as_markdown(results: Row) -> str:
             cells += [f"{'>=' if more else '<='} {goal:g}", "yes" if met else "no"]
         lines.append("| " + " | ".join(cells) + " |")
     for name, found in rows.items():
-        for title in ("ms_by_part", "ms_by_way"):
-            if title in found:
-                parts = ", ".join(f"{key} {_cell(value)}" for key, value in found[title].items())
-                lines += ["", f"{name}, {title.replace('_', ' ')}: {parts}"]
+        if "ms_by_way" in found:
+            parts = ", ".join(f"{key} {_cell(value)}" for key, value in found["ms_by_way"].items())
+            lines += ["", f"{name}, ms by way: {parts}"]
         if name == "others" and "ways" in found:
             parts = "; ".join(
                 f"{key} {value['ms_per_forward']:.3g} ms per forward (plain {value['plain_ms']:.3g})"

@@ -8,8 +8,8 @@ rank 128 on all seven projections. Weights are random: the numbers say how fast 
 
     released    a second copy of the model as teacher, logits for every position, the loss on them in the logits' dtype
     chunked     one copy, hidden states gathered where the loss looks, the head in chunks inside the loss
-    + recompute chunked, with the activations of all layers, or of every other layer, made again in backward
     fast        chunked, with the layers compiled
+    + recompute the activations of every other layer made again in backward (`gradient_checkpointing: half`)
     + fp8       the frozen projections' forward in fp8 (`fp8_base_forward`). `gradient_cosine` is that of all LoRA-B gradients
                 to the plain ones, `loss_difference` how far the loss moves: same batch, not compiled, no dropout
 
@@ -25,7 +25,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +54,7 @@ from tad.training.objectives import Batch, LossModule, Tad
 from tad.training.objectives.module import checkpoint_layers
 from tad.training.states import TrajectoryArrays
 
+DROPOUT = 0.05
 PEAK = 989e12  # dense bf16 FLOP/s of an H100 or H200, from the data sheet
 
 
@@ -83,22 +83,17 @@ class Variant:
 
     name: str
     released: bool = False
-    recompute_every: int = 0  # 1: all layers, 2: every other one, 0: none
     compiled: bool = False
+    recompute: bool = False
     fp8: bool = False
-    dropout: bool = True
 
 
 VARIANTS = [
     Variant("chunked"),
-    Variant("chunked + recompute", recompute_every=1),
-    Variant("chunked + recompute half", recompute_every=2),
     Variant("fast", compiled=True),
-    Variant("fast + recompute half", compiled=True, recompute_every=2),
+    Variant("fast + recompute", compiled=True, recompute=True),
     Variant("fast + fp8", compiled=True, fp8=True),
-    Variant("fast + fp8 + recompute half", compiled=True, fp8=True, recompute_every=2),
-    Variant("chunked, no dropout", dropout=False),
-    Variant("fast, no dropout", compiled=True, dropout=False),
+    Variant("fast + fp8 + recompute", compiled=True, fp8=True, recompute=True),
     Variant("released", released=True),
 ]
 
@@ -111,14 +106,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=None, help="names of variants to run")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--chunk", type=int, default=256, help="rows of logits at a time")
-    parser.add_argument("--dropout", type=float, default=0.05)
-    parser.add_argument(
-        "--adapter-dtype",
-        choices=["bfloat16", "float32"],
-        default="bfloat16",
-        help="float32: autocast around the step",
-    )
     parser.add_argument(
         "--profile", action="store_true", help="print the most expensive kernels of every variant"
     )
@@ -156,11 +143,10 @@ class Bench:
         self.config = tiny_config("llada-8b") if options.tiny else shape_config("llada-8b")
         self.dtype = torch.float32 if options.tiny else torch.bfloat16
         self.model = build(self.config, device, self.dtype)
-        self.peft = attach(self.model, sizes.rank, dropout=options.dropout).train()
-        self.adapter_dtype = torch.float32 if options.tiny else getattr(torch, options.adapter_dtype)
+        self.peft = attach(self.model, sizes.rank, dropout=DROPOUT).train()
         self.adapters = [p for p in self.model.parameters() if p.requires_grad]
         for p in self.adapters:
-            p.data = p.data.to(self.adapter_dtype)
+            p.data = p.data.to(self.dtype)
         self.objective = Tad(mask_token=self.config.mask_token_id, logit_shift=LLADA.logit_shift)
         views = [
             view for row, step in self.states() for view in self.objective.views(row, step, unused_rng())
@@ -193,7 +179,6 @@ class Bench:
             "distant_tokens": self.totals["distant"],
             "adapter_parameters": sum(p.numel() for p in self.adapters),
             "flops_per_step": self.flops(),
-            "adapter_dtype": str(self.adapter_dtype).removeprefix("torch."),
         }
 
     def flops(self) -> float:
@@ -247,10 +232,10 @@ class Bench:
         if variant.released:
             teacher = build(self.config, self.device, self.dtype)  # the same seed: the same weights
             return partial(released_loss, self.model, teacher, self.batch)
-        module = LossModule(self.peft, self.objective, chunk=self.options.chunk)
+        module = LossModule(self.peft, self.objective)
         return lambda: module(self.batch, self.totals).total
 
-    def prepare(self, variant: Variant) -> None:
+    def prepare(self, variant: Variant, dropout: float = DROPOUT) -> None:
         """Every variant starts from adapters that change nothing, so their first losses can be compared."""
         free_memory(self.device)
         with torch.no_grad():
@@ -259,8 +244,8 @@ class Bench:
                     p.zero_()
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):
-                module.p = self.options.dropout if variant.dropout else 0.0
-        checkpoint_layers(self.model, variant.recompute_every)
+                module.p = dropout
+        checkpoint_layers(self.model, 2 if variant.recompute else 0)
         if variant.fp8:
             quantize_base(self.model)
         if variant.compiled:
@@ -272,8 +257,8 @@ class Bench:
         """Loss and gradients of the same batch with fp8 and without, as far from each other as fp8 alone takes them."""
         losses, gradients = [], []
         for fp8 in (False, True):
-            self.prepare(Variant("one gradient", fp8=fp8, dropout=False))
-            loss = self.in_precision(self.loss_of(Variant("plain")))
+            self.prepare(Variant("one gradient", fp8=fp8), dropout=0.0)
+            loss = self.loss_of(Variant("plain"))()
             loss.backward()
             losses.append(float(loss.detach()))
             parts = [p.grad for name, p in self.model.named_parameters() if ".lora_B." in name]
@@ -289,12 +274,6 @@ class Bench:
             "gradient_cosine": both / (norms[0] * norms[1]),
         }
 
-    def in_precision(self, make_loss: Callable[[], Tensor]) -> Tensor:
-        """The loss as the adapters' dtype wants it made."""
-        mixed = self.adapter_dtype != self.dtype
-        with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
-            return make_loss()
-
     def step_of(self, make_loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """A whole step: loss, backward, clipping, AdamW."""
         optimizer = torch.optim.AdamW(
@@ -303,7 +282,7 @@ class Bench:
 
         def step() -> Tensor:
             optimizer.zero_grad(set_to_none=True)
-            loss = self.in_precision(make_loss)
+            loss = make_loss()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.adapters, 1.0)
             optimizer.step()
@@ -367,7 +346,7 @@ def as_markdown(results: dict[str, Any]) -> str:
         f"{describe(results)}\n"
         f"{sizes['sequences']} sequences, student {sizes['student']} tokens, teacher {sizes['teacher']}, "
         f"{sizes['near_tokens']:.0f} near and {sizes['distant_tokens']:.0f} distant positions, "
-        f"{sizes['adapter_parameters']:,} adapter parameters in {sizes['adapter_dtype']}"
+        f"{sizes['adapter_parameters']:,} adapter parameters"
     )
     released = next((row for row in results["variants"] if row["variant"] == "released"), {})
     columns = ("variant", "s/step", "speed-up", "peak GB", "of released", "MFU", "first step s", "first loss", "gradient cosine")  # fmt: skip

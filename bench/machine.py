@@ -64,26 +64,32 @@ def measure_copy_rate(device: torch.device) -> float:
     """Bytes per second of a large copy, read and written."""
     count = 2**29 if device.type == "cuda" else 2**22
     source, target = torch.randn(count, device=device), torch.empty(count, device=device)
-    return 2 * source.nbytes / clock(partial(target.copy_, source), device)
+    return 2e3 * source.nbytes / time_behind(partial(target.copy_, source), device)
 
 
 def measure_product_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large matrix product."""
     side = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return 2 * side**3 / clock(partial(torch.mm, a, b), device)
+    return 2e3 * side**3 / time_behind(partial(torch.mm, a, b), device)
 
 
-def clock(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call among ten behind each other, after three."""
-    for _ in range(3):
-        call()
+def time_behind(call: Callable[[], Any], device: torch.device, repeats: int = 10) -> float:
+    """Milliseconds of one call among several behind each other, after one: CUDA events on a GPU."""
+    call()
     synchronise(device)
-    began = time.perf_counter()
-    for _ in range(10):
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return 1e3 * (time.perf_counter() - began) / repeats
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
         call()
-    synchronise(device)
-    return (time.perf_counter() - began) / 10
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end) / repeats)
 
 
 def tiny_config(name: str) -> Any:

@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -35,11 +34,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from machine import (
+    ASSUMED_TPF,
+    describe,
+    describe_machine,
+    free_memory,
+    random_lm,
+    random_prompts,
+    save_json,
+)
+from tad.decoding import get_decoder
+from tad.generation import generate
+from tad.models import LM, load
+from tad.serving import Begun, Engine, Failed, Finished, Job
+
 if TYPE_CHECKING:
     import httpx
 
 ROOT = Path(__file__).parents[1]
-WORDS = (
+WORDS = [
     "how",
     "many",
     "apples",
@@ -53,8 +66,7 @@ WORDS = (
     "boxes",
     "holds",
     "seven",
-)
-
+]
 RETRY_AFTER = 1.0  # seconds, as the server's Retry-After says
 
 
@@ -94,9 +106,9 @@ class Outcome:
 
 
 def make_questions(
-    count: int, lengths: list[int], decoders: list[str], temperatures: list[float], seed: int = 0
+    count: int, lengths: list[int], decoders: list[str], temperatures: list[float]
 ) -> list[Question]:
-    dice = random.Random(seed)
+    dice = random.Random(0)
     return [
         Question(
             text=" ".join(dice.choices(WORDS, k=dice.randint(1, 12))),
@@ -111,10 +123,6 @@ def make_questions(
 
 def answer_alone(model: str, device: str | None, questions: list[Question]) -> list[str]:
     """The texts, each decoded in a batch of its own."""
-    from tad.decoding import get_decoder
-    from tad.generation import generate
-    from tad.models import load
-
     lm = load(model, device=device)
     texts = []
     for one in questions:
@@ -128,18 +136,7 @@ def answer_alone(model: str, device: str | None, questions: list[Question]) -> l
 @contextmanager
 def serving(model: str, device: str | None, batch: int, queue: int) -> Iterator[tuple[str, int]]:
     """`tad serve` as a process: its address and process id."""
-    command = [
-        sys.executable,
-        "-m",
-        "tad",
-        "serve",
-        model,
-        "--name",
-        "model",
-        "--port",
-        "0",
-        "--no-request-log",
-    ]
+    command = [sys.executable, *f"-m tad serve {model} --name model --port 0 --no-request-log".split()]
     command += ["--batch", str(batch), "--queue", str(queue), *(["--device", device] if device else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -169,7 +166,6 @@ async def put_load(
     requests: int,
     clients: int,
     hang_ups: float,
-    seed: int = 1,
 ) -> Outcome:
     """`requests` in all from `clients` at once."""
     import httpx
@@ -179,7 +175,7 @@ async def put_load(
 
     async def work(client: httpx.AsyncClient) -> None:
         for number in left:
-            dice = random.Random(f"{seed} {number}")
+            dice = random.Random(number)
             which = dice.randrange(len(questions))
             leaves = dice.random() < hang_ups
             await ask(client, questions[which], expected[which], outcome, dice, leaves)
@@ -331,8 +327,6 @@ class Numbers:
 
 def run_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The serving engine at a released shape with random weights, for each number of requests at once."""
-    from machine import ASSUMED_TPF, free_memory, random_lm, random_prompts
-
     device = torch.device(arguments.device or "cpu")
     lm = random_lm(arguments.shape, device, arguments.tiny)
     lm.tokenizer = Numbers()
@@ -355,11 +349,8 @@ def run_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def put_engine_load(
-    lm: Any, name: str, together: int, prompts: list[list[int]], length: int
+    lm: LM, name: str, together: int, prompts: list[list[int]], length: int
 ) -> dict[str, float]:
-    from tad.decoding import get_decoder
-    from tad.serving import Begun, Engine, Failed, Finished, Job
-
     decoder = get_decoder(name, lm.family.name, stop="off").prepared(length, lm.family.logit_shift)
     jobs = iter(Job(tuple(prompt), decoder, length, length, adapter=False) for prompt in prompts)
     answered: SimpleQueue[Any] = SimpleQueue()
@@ -441,9 +432,7 @@ def main() -> None:
     arguments = parse()
     if arguments.shape is not None:
         rows = run_engine(arguments)
-        if arguments.out is not None:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / "serve_load.json").write_text(json.dumps(rows, indent=1))
+        save_json(arguments.out and arguments.out / "serve_load.json", {"rows": rows})
         return
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
@@ -453,23 +442,13 @@ def main() -> None:
 
             model = str(write_checkpoint(Path(folder) / "tiny-llada", scale=40.0))
         result = run(arguments, model)
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    result["about"] = {
-        "model": arguments.model or "tiny",
-        "machine": machine,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit.stdout.strip(),
-        "arguments": {key: str(value) for key, value in vars(arguments).items()},
-    }
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "serve_load.json").write_text(json.dumps(result, indent=1))
+    result["machine"] = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    result["options"] = {key: str(value) for key, value in vars(arguments).items()}
+    save_json(arguments.out and arguments.out / "serve_load.json", result)
     for line in result["wrong"][:5]:
         print(line)
     shown = [key for key in result["rows"][0] if key not in ("errors", "memory")]
-    print(f"\n{result['about']['model']} on {machine}, commit {result['about']['commit']}")
+    print(f"\n{arguments.model or 'tiny'} on {describe(result)}")
     for key in shown:
         print(f"{key:22s}" + "".join(f"{row[key]:>12}" for row in result["rows"]))
     for row in result["rows"]:

@@ -27,7 +27,7 @@ def test_the_tiny_run_prints_a_table_and_writes_json(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "forward.json"
-    words = ["forward.py", "--tiny", "--repeats", "2", "--warmup", "1", "--out", str(out)]
+    words = ["forward.py", "--tiny", "--repeats", "2", "--out", str(out)]
     monkeypatch.setattr("sys.argv", words)
     assert bench.main() == 0
     results = json.loads(out.read_text())

@@ -29,7 +29,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_all_ways_of_a_step_have_the_same_loss_and_stand_in_the_table(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ["chunked", "chunked + recompute half", "released"]
+    names = ["chunked", "fast + recompute", "released"]
     words = ["distill.py", "--tiny", "--repeats", "1", "--warmup", "1", "--out", str(tmp_path / "deep")]
     monkeypatch.setattr("sys.argv", [*words, "--only", *names])
     assert bench.main() == 0
