@@ -55,7 +55,7 @@ from tad.models.shapes import SHAPES, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
 TPF = 8.5
-FLAGS = ("unfused", "compiled", "uncompiled", "library-gemm", "library-attention")  # of an engine
+FLAGS = ("unfused", "compiled", "uncompiled", "library")  # of an engine
 Row = dict[str, Any]
 
 
@@ -78,14 +78,10 @@ class Bench:
         unknown = set(flags) - set(FLAGS)
         if unknown:
             raise SystemExit(f"no engine option {', '.join(unknown)}; there are {', '.join(FLAGS)}")
-        return GraphEngine(
-            lm.model,
-            compiled="compiled" in flags or (self.cuda and "uncompiled" not in flags),
-            bucketed=True,
-            fused=False if "unfused" in flags else None,
-            gemm="torch" if "library-gemm" in flags else "auto",
-            attention="torch" if "library-attention" in flags else "auto",
-        )
+        compiled = "compiled" in flags or (self.cuda and "uncompiled" not in flags)
+        engine = GraphEngine(lm.model, compiled, kernels=False if "library" in flags else None)
+        engine.fused = engine.fused and "unfused" not in flags
+        return engine
 
     def quantized(self) -> tuple[LM, GraphEngine]:
         """A model with fp8 weights, and its engine."""
@@ -320,10 +316,9 @@ def measure_own_kernels(bench: Bench) -> Row:
         ("bf16", bench.lm, ()),
         ("bf16, not compiled", bench.lm, ("uncompiled",)),
         ("bf16, decisions not compiled", bench.lm, ("unfused",)),
-        ("bf16, the library's attention", bench.lm, ("library-attention",)),
+        ("bf16, the library's kernels", bench.lm, ("library",)),
         ("fp8", small, ()),
-        ("fp8, the library's attention", small, ("library-attention",)),
-        ("fp8, the library's GEMM", small, ("library-gemm",)),
+        ("fp8, the library's kernels", small, ("library",)),
     )
     for label, lm, flags in ways:
         engine = bench.make_engine(lm, *flags)

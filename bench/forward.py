@@ -142,7 +142,7 @@ def compare_flex(
 ) -> dict[str, Any]:
     """Block-causal attention as a dense mask (SDPA) and as a block mask (FlexAttention)."""
     ids = random_ids(model, length, device)
-    rule = AttentionMask.block_causal((torch.arange(length, device=device) // BLOCK)[None])
+    rule = AttentionMask(blocks=(torch.arange(length, device=device) // BLOCK)[None])
     result: dict[str, Any] = {"block_causal_length": length}
     hidden = {}
     for label, attention in (("sdpa", "sdpa"), ("flex", "flex_attention")):

@@ -28,11 +28,8 @@ _KEPT: dict[str, GraphEngine] = {}
 
 
 def kept_engine(lm: LM) -> GraphEngine:
-    """One engine per family for all tests of this module: what earlier ones left behind must not matter.
-
-    Sizes are rounded as they are where steps are captured.
-    """
-    return _KEPT.setdefault(lm.source, GraphEngine(lm.model, bucketed=True))
+    """One engine per family for all tests of this module: what earlier ones left behind must not matter."""
+    return _KEPT.setdefault(lm.source, GraphEngine(lm.model))
 
 
 def assert_same(found: list[Decoded], wanted: list[Decoded]) -> None:
@@ -91,37 +88,9 @@ def test_other_models_made_block_causal_decode_as_by_the_plain_forward(grid: Gri
     lm, some = copy.deepcopy(tiny("dream")), tiny_prompts("dream")[3:7]
     lm.model.shape = replace(lm.model.shape, blocks=BlockLayout(8, grid))
     plain = decode(lm, some, name, 32, block=16, engine="plain")
-    engine = GraphEngine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model)
     for slots in (1, 3):
         assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine), plain)
-
-
-@BLOCK_DIFFUSION
-def test_rows_of_other_lengths_share_a_batch_of_blocks(folder: str) -> None:
-    lm, prompts = tiny(folder), tiny_prompts(folder)[:4]
-    decoder = get_decoder("sdar", lm.family.name).prepared(16, lm.family.logit_shift)
-    requests = [Request(row, prompt, 10 + 13 * row, decoder) for row, prompt in enumerate(prompts)]
-    scheduler, done = Scheduler(lm, kept_engine(lm)), dict[int, Decoded]()
-    for request in requests:
-        scheduler.admit([request])
-        done |= scheduler.step()
-    assert len(scheduler.batches) == 1
-    while len(scheduler):
-        done |= scheduler.step()
-    for request in requests:
-        alone = decode(lm, [request.prompt], decoder, request.length, engine="plain")
-        assert_same([done[request.name]], alone)
-
-
-@pytest.mark.parametrize("name", ["tad", "fast-dllm-dual", "one-by-one", "d2f"])
-def test_outputs_that_are_not_numbers_end_the_decoding(prompts: list[list[int]], name: str) -> None:
-    lm = copy.deepcopy(tiny("llada"))
-    with torch.no_grad():
-        lm.model.layers()[0].part(lm.model.names.query).weight[0, 0] = float("nan")
-    with pytest.raises(TadError, match="not numbers"):
-        decode(lm, prompts[:3], name, 32, batch_size=2, engine=GraphEngine(lm.model))
-    lm = copy.deepcopy(tiny("llada"))
-    assert decode(lm, prompts[:1], name, 32, engine=GraphEngine(lm.model))[0].forwards <= 32
 
 
 def test_callers_in_several_threads_get_what_each_would_get_alone(lm: LM, prompts: list[list[int]]) -> None:
@@ -134,14 +103,6 @@ def test_callers_in_several_threads_get_what_each_would_get_alone(lm: LM, prompt
             )
             for one, other in zip(found, wanted, strict=True):
                 assert_same(one, other)
-
-
-@pytest.mark.parametrize("name", ["tad", "tad-cached", "d2f", "fast-dllm-dual"])
-@pytest.mark.parametrize("slots", [1, 3])
-def test_sizes_as_they_are_give_the_same(lm: LM, prompts: list[list[int]], name: str, slots: int) -> None:
-    some = prompts[3:7]
-    plain = decode(lm, some, name, 32, block=16, engine="plain")
-    assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=GraphEngine(lm.model)), plain)
 
 
 @pytest.mark.parametrize(
@@ -185,42 +146,18 @@ def test_parameters_mean_the_same(lm: LM, prompts: list[list[int]], settings: di
     assert_same(found, plain)
 
 
-@pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual"])
+@pytest.mark.parametrize("name", ["tad", "tad-cached", "d3llm-cached", "fast-dllm-dual"])
 def test_callbacks_report_what_the_plain_forward_reports(lm: LM, prompts: list[list[int]], name: str) -> None:
-    reports: list[list[Step]] = []
-    for engine in ("plain", kept_engine(lm)):
-        steps: list[Step] = []
-        for prompt in prompts[4:6]:
-            decode(lm, [prompt], name, 64, stop="eager", on_step=steps.append, engine=engine)
-        reports.append(steps)
-    assert len(reports[0]) == len(reports[1])
-    for one, other in zip(*reports, strict=True):
-        sure = (one.confidence, other.confidence)
-        assert {**asdict(one), "confidence": None} == {**asdict(other), "confidence": None}
-        assert sure[0] == pytest.approx(sure[1], abs=1e-4)
-
-
-@pytest.mark.parametrize("name", ["tad-cached", "d3llm-cached", "fast-dllm-dual"])
-def test_rows_of_different_lengths_compute_the_same_positions_by_both(
-    lm: LM, prompts: list[list[int]], name: str
-) -> None:
-    told = []
+    reports: list[dict[tuple[int, int], Step]] = []
     for engine in ("plain", kept_engine(lm)):
         steps: list[Step] = []
         decode(lm, prompts[2:7], name, 64, batch_size=3, on_step=steps.append, engine=engine)
-        told.append({(step.row, step.forward): step.queries for step in steps})
-    assert told[0] == told[1]
-
-
-def test_callbacks_name_rows_by_their_place_among_the_prompts(lm: LM, prompts: list[list[int]]) -> None:
-    revealed: dict[int, int] = {}
-
-    def count(step: Step) -> None:
-        revealed[step.row] = revealed.get(step.row, 0) + len(step.positions)
-
-    rows = decode(lm, prompts, "tad", 32, batch_size=3, stop="off", on_step=count, engine=kept_engine(lm))
-    assert revealed == dict.fromkeys(range(len(prompts)), 32)
-    assert_same(rows, decode(lm, prompts, "tad", 32, stop="off", engine="plain"))
+        reports.append({(step.row, step.forward): step for step in steps})
+    assert reports[0].keys() == reports[1].keys()
+    for key, one in reports[0].items():
+        other = reports[1][key]
+        assert {**asdict(one), "confidence": None} == {**asdict(other), "confidence": None}
+        assert one.confidence == pytest.approx(other.confidence, abs=1e-4)
 
 
 class NothingFromTheHost(TorchDispatchMode):
@@ -289,7 +226,7 @@ def test_the_host_reads_one_tensor_per_forward(lm: LM, prompts, monkeypatch: pyt
 
 
 def test_buffers_stay_where_they_are(lm: LM, prompts: list[list[int]]) -> None:
-    engine = GraphEngine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model)
     decode(lm, prompts, "tad-cached", 32, batch_size=3, engine=engine)
     (forward,) = engine.forwards.values()
     places = [tensor.data_ptr() for tensor in forward.state.tensors()]
@@ -308,7 +245,7 @@ def test_what_earlier_rows_left_in_the_buffers_does_not_matter(lm: LM, prompts: 
 
 
 def test_fifty_lengths_need_few_shapes(lm: LM) -> None:
-    engine = GraphEngine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(8, 400, (50,), generator=generator).tolist()
     for length in lengths:
@@ -317,9 +254,9 @@ def test_fifty_lengths_need_few_shapes(lm: LM) -> None:
     assert engine.graphs.made <= 30  # and 50 lengths would need 150 if each had its own
 
 
-def test_two_hundred_generations_add_nothing() -> None:
+def test_further_generations_add_nothing() -> None:
     lm, prompts = tiny("dream"), tiny_prompts("dream")  # the family whose outputs are kept too
-    engine = GraphEngine(lm.model, bucketed=True)
+    engine = GraphEngine(lm.model)
 
     def generate(number: int) -> None:
         size = 1 + number % 3
@@ -328,7 +265,7 @@ def test_two_hundred_generations_add_nothing() -> None:
     for number in range(15):
         generate(number)
     held = (engine.nbytes, len(engine.forwards), engine.graphs.made)
-    for number in range(15, 200):
+    for number in range(15, 75):
         generate(number)
     assert (engine.nbytes, len(engine.forwards), engine.graphs.made) == held
 
@@ -359,6 +296,31 @@ def test_the_engine_of_a_model_is_found_again_until_its_weights_move(lm: LM) -> 
     assert engine_for(model) is not engine
 
 
+@pytest.mark.parametrize(
+    ("variable", "argument", "used"),
+    [
+        (None, None, False),
+        ("graph", None, True),
+        ("graph", "plain", False),
+        (None, "graph", True),
+        ("auto", None, False),
+    ],
+)
+def test_the_argument_goes_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, argument: str | None, used: bool
+) -> None:
+    monkeypatch.delenv("TAD_ENGINE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TAD_ENGINE", variable)
+    calls, inner = [], GraphEngine.acquire
+    monkeypatch.setattr(GraphEngine, "acquire", lambda *given: calls.append(1) or inner(*given))
+    assert len(decode(tiny("llada"), tiny_prompts("llada")[:2], "tad", 32, engine=argument)) == 2
+    assert bool(calls) is used
+    monkeypatch.setenv("TAD_ENGINE", "steam")
+    with pytest.raises(TadError, match="'steam'"):
+        decode(tiny("llada"), tiny_prompts("llada")[:1], "tad", 32)
+
+
 def test_what_the_graph_engine_does_not_serve_is_refused_by_name(lm: LM, prompts) -> None:
     for settings in ({"cfg": 1.0}, {"rule": "credit"}):
         decoder = get_decoder("fast-dllm", lm.family.name, **settings)
@@ -368,14 +330,11 @@ def test_what_the_graph_engine_does_not_serve_is_refused_by_name(lm: LM, prompts
     experts = why_not(tiny("llada2").model, get_decoder("llada2", "llada2"))
     assert experts is not None
     assert "experts" in experts
+    adapted = copy.deepcopy(lm)
+    adapted.attach(rank=2)
+    assert "merge it first" in (why_not(adapted.model, get_decoder("tad")) or "")
     with pytest.raises(TadError, match="engine is one of auto, plain, graph"):
         decode(lm, prompts[:1], "tad", 32, engine="fast")
-
-
-def test_an_attached_adapter_must_be_merged_first() -> None:
-    lm = copy.deepcopy(tiny("llada"))
-    lm.attach(rank=2)
-    assert "merge it first" in (why_not(lm.model, get_decoder("tad")) or "")
 
 
 @pytest.mark.slow
@@ -386,7 +345,8 @@ def test_compiled_steps_give_the_tokens_of_the_plain_forward_and_compile_once_fo
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
-    engine = GraphEngine(lm.model, compiled=True, fused=fused)
+    engine = GraphEngine(lm.model, compiled=True)
+    engine.fused = fused
     made = []
     for slots in (1, 3, 8):
         for gen_length, some in ((64, prompts), (64, prompts[::-1][:6])):
@@ -452,7 +412,8 @@ def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
     from torch._dynamo.utils import counters
 
     lm, text = tiny(family), tiny_prompts(family)[0]
-    engine = GraphEngine(lm.model, compiled=True, fused=True, bucketed=True)
+    engine = GraphEngine(lm.model, compiled=True)
+    engine.fused = True
     made = set()
     for one in settings:
         for length in (9, 70, 130):  # columns for 64, 96 and 192
@@ -478,8 +439,7 @@ def test_what_was_compiled_for_one_threshold_and_prompt_serves_all_others(
 def test_own_attention_is_told_the_run_of_positions_that_each_query_sees(
     family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rows alone and side by side, and with sizes as they are and rounded: it serves every forward then, but those of
-    several rows that see everything."""
+    """With rows alone and side by side: it serves every forward then, but those of several rows that see everything."""
     lm, some, calls = tiny(family), tiny_prompts(family)[:4], []
 
     def attend(query: Tensor, keys: Tensor, values: Tensor, spans: Spans, width: int, *rest: Any) -> Tensor:
@@ -503,8 +463,8 @@ def test_own_attention_is_told_the_run_of_positions_that_each_query_sees(
 
     monkeypatch.setattr(network, "_attend_spans", attend)
     plain = decode(lm, some, name, 32, block=16, engine="plain")
-    for slots, bucketed in ((1, False), (3, True)):
-        engine = GraphEngine(lm.model, bucketed=bucketed)
+    for slots in (1, 3):
+        engine = GraphEngine(lm.model)
         engine.network.attends_few = True
         assert_same(decode(lm, some, name, 32, block=16, batch_size=slots, engine=engine), plain)
     assert calls
@@ -513,21 +473,31 @@ def test_own_attention_is_told_the_run_of_positions_that_each_query_sees(
     assert bool(calls) == (lm.model.shape.blocks is not None)
 
 
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize(
+    ("family", "name", "unit"),
+    [
+        ("llada", "tad-cached", 16),
+        ("dream", "tad-cached", 16),
+        ("fastdllm_v2", "sdar", 11),
+        ("sdar", "sdar", 11),
+    ],
+)
 def test_rows_that_join_late_leave_early_and_have_other_lengths_decode_as_alone(
-    lm: LM, prompts: list[list[int]], slots: int
+    family: str, name: str, unit: int
 ) -> None:
+    lm, prompts = tiny(family), tiny_prompts(family)
     engine = kept_engine(lm)
-    decoder = get_decoder("tad-cached", lm.family.name, block=8).prepared(16, lm.family.logit_shift)
+    decoder = get_decoder(name, lm.family.name, block=8).prepared(16, lm.family.logit_shift)
     scheduler = Scheduler(lm, engine)
     requests = [
-        Request(name, prompt, 16 * (1 + name % 3), decoder, seed=name)
-        for name, prompt in enumerate(prompts[: 2 * slots])
+        Request(row, prompt, unit * (1 + row % 3), decoder, seed=row)
+        for row, prompt in enumerate(prompts[:6])
     ]
     done: dict[int, Decoded] = {}
     for request in requests:  # grows from one slot to more, with rows on their way
         scheduler.admit([request])
         done |= scheduler.step()
+    assert len(scheduler.batches) == 1
     gone = next(iter(set(range(len(requests))) - set(done)))
     scheduler.drop([gone])
     while len(scheduler):
@@ -585,7 +555,7 @@ def test_an_adapter_and_its_base_have_weights_of_their_own(family: str) -> None:
 def test_keys_that_are_not_numbers_do_not_reach_the_next_rows(prompts: list[list[int]]) -> None:
     lm = copy.deepcopy(tiny("llada"))
     engine, weight = (
-        GraphEngine(lm.model, bucketed=True),
+        GraphEngine(lm.model),
         lm.model.layers()[0].part(lm.model.names.key).weight,
     )
     before = weight.detach().clone()

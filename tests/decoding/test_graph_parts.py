@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from torch import Tensor
 from tad.decoding import decode
 from tad.decoding.cache_policy import ActiveCache, DelayedCache
 from tad.decoding.engine.buckets import StepShape, doubled, prompt_bucket, slot_bucket, stepped, token_bucket
-from tad.decoding.engine.weights import UnfitError, fingerprint, project, read_weights, rows_of, why_unfit
+from tad.decoding.engine.weights import UnfitError, read_weights, why_unfit
 from tad.decoding.table import BlockTable
-from tad.models.quantize import quantize_fp8
 
 COUNTS = st.integers(1, 100_000)
 
@@ -29,14 +29,9 @@ def test_a_bucket_holds_the_count_and_wastes_little(count: int) -> None:
     assert count <= doubled(count, 32) < max(33, 2 * count)
     if count > 128:
         assert token_bucket(count) <= 1.25 * count
-
-
-@given(COUNTS, COUNTS)
-def test_buckets_grow_with_the_count(one: int, other: int) -> None:
-    low, high = sorted((one, other))
     for bucket in (token_bucket, prompt_bucket, slot_bucket):
-        assert bucket(low) <= bucket(high)
-        assert bucket(bucket(low)) == bucket(low)
+        assert bucket(count) <= bucket(count + 1)
+        assert bucket(bucket(count)) == bucket(count)
 
 
 def test_there_are_few_buckets() -> None:
@@ -48,9 +43,7 @@ def test_there_are_few_buckets() -> None:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=9))
 def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]]) -> None:
     queries, candidates = [row[0] for row in rows], [row[1] for row in rows]
-    exact = StepShape.exact(queries, candidates, alone=len(rows) == 1)
-    shape = exact.rounded(len(rows), kv_len=300, length=64)
-    assert shape.rounded(len(rows), kv_len=300, length=64) == shape
+    shape = StepShape.holding(queries, candidates, len(rows), kv_len=300, length=64)
     assert shape.tokens >= sum(queries)
     assert shape.window >= max(queries)
     assert shape.candidates >= sum(candidates)
@@ -58,7 +51,7 @@ def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_joint_weights_are_the_models_own_memory(family: str) -> None:
+def test_joint_weights_are_the_models_own_memory(family: str, tmp_path: Path) -> None:
     model = copy.deepcopy(tiny(family).model)
     ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -66,7 +59,10 @@ def test_joint_weights_are_the_models_own_memory(family: str) -> None:
         saved = {name: value.clone() for name, value in model.state_dict().items()}
         layers = read_weights(model)
         assert torch.equal(model(ids).logits, before)
-        assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+        model.save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path, dtype=torch.float32)
+        for state in (model.state_dict(), again.state_dict()):
+            assert all(torch.equal(value, saved[name]) for name, value in state.items())
         gate = model.layers()[0].part(model.names.gate).weight
         gate.add_(1)
     assert torch.equal(layers[0].gate_up.weight[: len(gate)], gate)
@@ -90,15 +86,6 @@ def test_the_plain_forward_works_on_joined_weights_inside_and_outside_inference_
             assert torch.equal(model(ids).logits, wanted)
 
 
-def test_a_joined_model_saves_and_loads(tmp_path) -> None:
-    model = copy.deepcopy(tiny("dream").model)
-    read_weights(model)
-    model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path, dtype=torch.float32)
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value)
-
-
 def test_a_joined_model_trains_like_any_other() -> None:
     steps = []
     for joined in (True, False):
@@ -120,24 +107,6 @@ def test_weights_that_are_parts_of_a_flat_buffer_are_not_moved() -> None:
         gate.data = torch.cat((gate.data, gate.data))[: len(gate)]
     with pytest.raises(UnfitError, match="parts of larger buffers"):
         read_weights(model)
-
-
-def test_rows_of_a_projection_are_the_rows_of_its_product() -> None:
-    for quantized in (False, True):
-        model = copy.deepcopy(tiny("dream").model)
-        if quantized:
-            quantize_fp8(model)
-        joint = read_weights(model)[0].qkv
-        x = torch.randn(5, model.shape.width, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            torch.testing.assert_close(project(x, rows_of(joint, 16, 48)), project(x, joint)[:, 16:48])
-
-
-def test_a_fingerprint_changes_when_a_module_is_replaced() -> None:
-    model = copy.deepcopy(tiny("llada").model)
-    before = fingerprint(model)
-    quantize_fp8(model)
-    assert fingerprint(model) != before
 
 
 def freeze_block_by_block(

@@ -57,7 +57,7 @@ def test_rows_that_join_take_over_what_others_have_computed(
     lm, texts, block = tiny(family), tiny_prompts(family), settings["block"]
     common = (texts[3] * 4)[:90]
     prompts = [common + texts[0], common + texts[1], texts[2], common[:80] + texts[1], common[1:] + texts[0]]
-    for engine in ("plain", GraphEngine(lm.model, bucketed=True)):
+    for engine in ("plain", GraphEngine(lm.model)):
         served = Recorder(lm, engine, decoder, settings)
         for name, prompt in enumerate(prompts):  # the first one is on its way when the others come
             served.admit(name, prompt)
@@ -77,7 +77,7 @@ def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(
     family: str, decoder: str, settings: dict[str, Any]
 ) -> None:
     lm, text, block = tiny(family), tiny_prompts(family)[3], settings["block"]
-    served = Recorder(lm, GraphEngine(lm.model, bucketed=True), decoder, {**settings, "stop": "off"})
+    served = Recorder(lm, GraphEngine(lm.model), decoder, {**settings, "stop": "off"})
     prompt = (text * 4)[:70]
     served.admit(0, prompt)
     served.step()

@@ -1,4 +1,4 @@
-"""Rows that join and leave running batches: each gives what it gives alone, whoever else is there."""
+"""Rows of a batch, all at once, or joining and leaving as it runs: each gives what it gives alone, whoever else is there."""
 
 from __future__ import annotations
 
@@ -132,3 +132,31 @@ def test_a_forward_costs_what_its_rows_need(
     scheduler.drop([1])
     scheduler.step()
     assert sizes == [(2, len(long) + 16), (1, len(short) + 16)]
+
+
+def test_batch_size_changes_nothing_but_the_batches(lm: LM, prompts: list[list[int]]) -> None:
+    whole, parts = decode(lm, prompts, gen_length=64), decode(lm, prompts, gen_length=64, batch_size=3)
+    assert [outcome(row) for row in parts] == [outcome(row) for row in whole]
+
+
+def test_rows_with_the_same_seed_and_prompt_agree_and_other_seeds_differ(
+    lm: LM, prompts: list[list[int]]
+) -> None:
+    call = {"decoder": "one-by-one", "gen_length": 32, "temperature": 1.0, "stop": "off"}
+    first, again, other = decode(lm, [prompts[2]] * 3, seed=[5, 5, 6], **call)
+    assert first.tokens == again.tokens
+    assert first.tokens != other.tokens
+
+
+def test_finished_rows_leave_the_batch(
+    lm: LM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    forward = lm.model.forward
+    monkeypatch.setattr(
+        lm.model, "forward", lambda ids, **rest: sizes.append(len(ids)) or forward(ids, **rest)
+    )
+    results = decode(lm, prompts, gen_length=64)
+    living = [sum(result.forwards > step for result in results) for step in range(len(sizes))]
+    assert sizes == living
+    assert len(set(sizes)) > 1

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tad.decoding.noise import gumbel, uniform
+from tad.decoding.noise import uniform
 from tad.decoding.sampler import Samples, Sampling, filter_logits, sample
 from tad.decoding.unmasking import (
     Candidates,
@@ -18,6 +18,7 @@ from tad.decoding.unmasking import (
     Factor,
     Hierarchy,
     OwnCanvas,
+    Strategy,
     Top1,
     TopKPerStep,
     first_best_of,
@@ -60,69 +61,41 @@ def test_the_token_is_the_first_of_the_largest_that_is_no_mask(vocab: int) -> No
     found = sample(logits, Sampling(), mask, (1,), *3 * [torch.zeros_like(place)])
     allowed = logits.clone()
     allowed[:, mask] = -torch.inf
-    first = [row.tolist().index(row.max()) for row in allowed]
-    assert found.token.tolist() == first
-    p = logits.softmax(-1)
-    torch.testing.assert_close(found.confidence, p[place, found.token])
-    torch.testing.assert_close(found.entropy, -(p * p.log()).sum(-1))
-    best, second = p.topk(2, dim=-1).values.T
-    torch.testing.assert_close(found.margin, best - second)
+    assert found.token.tolist() == [row.tolist().index(row.max()) for row in allowed]
 
 
-def test_best_takes_the_surest_and_the_lowest_position_of_a_tie() -> None:
-    assert chosen(Top1().choose(sure(0.5, 0.9, 0.9), at(3, 4, 5))) == [1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        ({}, [0, 1]),
-        ({"threshold": 0.6}, [0, 1, 2, 3]),  # as far as the last candidate that is one
-        ({"threshold": 0.0}, [0]),  # the leftmost, however unsure
-        ({"score": "confidence", "threshold": 0.7}, [0, 1]),
-    ],
-)
-def test_the_contiguous_prefix_ends_before_the_first_that_is_not_sure(
-    settings: dict[str, float | str], wanted: list[int]
-) -> None:
-    samples = sure(0.2, 0.9, 0.6, 0.95, 0.99, entropy=[0.8, 0.1, 0.5, 0.05, 0.01])
-    candidates = at(3, 4, 6, 7, 8, valid=[True] * 4 + [False])
-    assert chosen(ContiguousPrefix(**settings).choose(samples, candidates)) == wanted
-
-
-def test_best_ignores_padding_entries() -> None:
-    assert chosen(Top1().choose(sure(0.5, 0.9), at(3, 4, valid=[True, False]))) == [0]
-
-
-def test_confidence_threshold_includes_equality_unless_strict() -> None:
-    samples = sure(0.5, 0.75, 0.25)
-    assert chosen(ConfidenceThreshold(0.5).choose(samples, at(1, 2, 3))) == [0, 1]
-    assert chosen(ConfidenceThreshold(0.5, strict=True).choose(samples, at(1, 2, 3))) == [1]
-
-
-def test_keep_best_decides_whether_a_threshold_that_nobody_passes_reveals_one() -> None:
-    assert chosen(ConfidenceThreshold(0.9).choose(sure(0.2, 0.3), at(1, 2))) == [1]
-    assert chosen(ConfidenceThreshold(0.9, keep_best=False).choose(sure(0.2, 0.3), at(1, 2))) == []
-
-
-def test_entropy_threshold_includes_equality_unless_strict() -> None:
-    samples = sure(0.9, 0.9, 0.9, entropy=[0.5, 0.25, 0.75])
-    assert chosen(EntropyThreshold(0.5, strict=True).choose(samples, at(1, 2, 3))) == [1]
-    assert chosen(EntropyThreshold(0.5, strict=False).choose(samples, at(1, 2, 3))) == [0, 1]
-
-
-def test_factor_takes_the_longest_prefix_of_ranks_that_pass() -> None:
+PREFIX = sure(0.2, 0.9, 0.6, 0.95, 0.99, entropy=[0.8, 0.1, 0.5, 0.05, 0.01])
+ENTROPIES = sure(0.9, 0.9, 0.9, entropy=[0.5, 0.25, 0.75])
+FIVE = at(3, 4, 6, 7, 8, valid=[True] * 4 + [False])
+TWO_THEN_ONE = TopKPerStep(per_block=(3, 2))
+CASES: dict[str, tuple[Strategy, Samples, Candidates, list[int]]] = {
+    "the lowest position of a tie": (Top1(), sure(0.5, 0.9, 0.9), at(3, 4, 5), [1]),
+    "padding is no candidate": (Top1(), sure(0.5, 0.9), at(3, 4, valid=[True, False]), [0]),
+    "a prefix": (ContiguousPrefix(), PREFIX, FIVE, [0, 1]),
+    "a prefix to the last candidate": (ContiguousPrefix(0.6), PREFIX, FIVE, [0, 1, 2, 3]),
+    "a prefix of the leftmost, however unsure": (ContiguousPrefix(0.0), PREFIX, FIVE, [0]),
+    "a prefix by confidence": (ContiguousPrefix(0.7, "confidence"), PREFIX, FIVE, [0, 1]),
+    "a confidence that equals": (ConfidenceThreshold(0.5), sure(0.5, 0.75, 0.25), at(1, 2, 3), [0, 1]),
+    "and strictly": (ConfidenceThreshold(0.5, strict=True), sure(0.5, 0.75, 0.25), at(1, 2, 3), [1]),
+    "the best is kept": (ConfidenceThreshold(0.9), sure(0.2, 0.3), at(1, 2), [1]),
+    "the best is not kept": (ConfidenceThreshold(0.9, keep_best=False), sure(0.2, 0.3), at(1, 2), []),
+    "an entropy that equals": (EntropyThreshold(0.5, strict=False), ENTROPIES, at(1, 2, 3), [0, 1]),
+    "an entropy strictly": (EntropyThreshold(0.5, strict=True), ENTROPIES, at(1, 2, 3), [1]),
     # factor 1: rank 2 needs 1 - 1/3, rank 3 needs 3/4, rank 4 needs 4/5. Rank 3 fails, so rank 4 is not looked at.
-    assert chosen(Factor(1.0).choose(sure(0.9, 0.7, 0.74, 0.95), at(1, 2, 3, 4))) == [0, 3]
-    assert chosen(Factor(1.0).choose(sure(0.8, 0.81, 0.82, 0.83), at(1, 2, 3, 4))) == [0, 1, 2, 3]
-    assert chosen(Factor(0.0).choose(sure(0.3, 0.2), at(1, 2))) == [0]
-
-
-def test_hierarchy_takes_the_best_of_each_run_of_adjacent_masks() -> None:
-    rule = Hierarchy(threshold=0.95, low=0.6)
+    "factor ends at a rank": (Factor(1.0), sure(0.9, 0.7, 0.74, 0.95), at(1, 2, 3, 4), [0, 3]),
+    "factor to the last": (Factor(1.0), sure(0.8, 0.81, 0.82, 0.83), at(1, 2, 3, 4), [0, 1, 2, 3]),
+    "factor nothing": (Factor(0.0), sure(0.3, 0.2), at(1, 2), [0]),
     # runs: 2-3-4 and 8-9; 12 alone is below low
-    samples, candidates = sure(0.7, 0.8, 0.65, 0.61, 0.5, 0.55), at(2, 3, 4, 8, 9, 12)
-    assert chosen(rule.choose(samples, candidates)) == [1, 3]
+    "hierarchy": (Hierarchy(0.95, 0.6), sure(0.7, 0.8, 0.65, 0.61, 0.5, 0.55), at(2, 3, 4, 8, 9, 12), [1, 3]),
+    "top-k at first": (TWO_THEN_ONE, sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=0), [1, 2]),
+    "top-k then": (TWO_THEN_ONE, sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=1), [1]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_strategy_chooses_as_it_is_defined(case: str) -> None:
+    strategy, samples, candidates, wanted = CASES[case]
+    assert chosen(strategy.choose(samples, candidates)) == wanted
 
 
 def test_credit_lets_a_steady_token_overtake() -> None:
@@ -147,12 +120,6 @@ def test_top_k_per_step_counts_are_the_published_schedules() -> None:
         assert sum(TopKPerStep(timesteps=True, per_block=(length, 16)).counts) == length
 
 
-def test_top_k_per_step_takes_its_count_for_the_forward_in_the_block() -> None:
-    rule = TopKPerStep(per_block=(3, 2))  # two, then one
-    assert chosen(rule.choose(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=0))) == [1, 2]
-    assert chosen(rule.choose(sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=1))) == [1]
-
-
 def test_the_first_best_of_are_the_best_and_ties_go_to_the_lowest_position() -> None:
     score = torch.tensor([[1.0, 5.0, 5.0, 3.0], [2.0, 2.0, 2.0, 9.0]])
     valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
@@ -166,11 +133,8 @@ def test_every_forced_group_gets_its_best() -> None:
     candidates = at(1, 2, 3, 4, 5, forced=[1, 1, 2, 3, 3])
     reveal = torch.tensor([[False, False, True, False, False]])
     assert chosen(force_progress(reveal, score, candidates, groups=4)) == [1, 2, 3]
-
-
-def test_no_group_forces_nothing() -> None:
-    none = torch.zeros(1, 2, dtype=torch.bool)
-    assert chosen(force_progress(none, torch.rand(1, 2), at(1, 2, forced=[0, 0]), groups=1)) == []
+    candidates.forced.zero_()
+    assert chosen(force_progress(reveal, score, candidates, groups=4)) == [2]
 
 
 def call_sampler(logits: torch.Tensor, **sampling: object) -> Samples:
@@ -246,11 +210,6 @@ def test_sampling_follows_the_tempered_softmax(temperature: float) -> None:
     )
     share = torch.bincount(got.token, minlength=4) / draws
     assert torch.allclose(share, (logits / temperature).softmax(-1), atol=0.015)
-
-
-def test_gumbel_has_the_right_mean() -> None:
-    index = torch.arange(2000)
-    assert abs(gumbel(index, index * 0, index * 0, 100).mean() - 0.5772) < 0.015
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def rule_of(case: Case) -> AttentionMask:
     keys = tensors["attention_mask"].bool() if "attention_mask" in tensors else None
     if "prompt_lengths" not in tensors:
         return AttentionMask(keys=keys)
-    return AttentionMask.block_causal(blocks_of(case, tensors["input_ids"].shape[1]), keys)
+    return AttentionMask(keys, blocks_of(case, tensors["input_ids"].shape[1]))
 
 
 def is_block(case: Case) -> bool:
@@ -62,7 +62,7 @@ def training_mask(case: Case, positions: Tensor) -> AttentionMask:
     """[noisy ; clean] of one sample after the other: positions start at 0 in every half."""
     halves = (positions == 0).cumsum(-1) - 1
     blocks = positions // block_size(case)
-    return AttentionMask.noisy_and_clean(blocks, halves % 2 == 0, samples=halves // 2)
+    return AttentionMask(blocks=blocks, noisy=halves % 2 == 0, samples=halves // 2)
 
 
 def fed_in_pieces(case: Case) -> list[tuple[int, Tensor, int]]:

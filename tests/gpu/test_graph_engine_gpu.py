@@ -61,7 +61,9 @@ def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> LM:
 def kept_engine(family: str, fused: bool = False) -> GraphEngine:
     """One for all tests: what earlier ones recorded and left in the buffers must not matter. Compiled decisions are the
     default of engines and not of these tests, since that takes seconds for each decoder."""
-    return GraphEngine(on_gpu(family).model, fused=fused)
+    engine = GraphEngine(on_gpu(family).model)
+    engine.fused = fused
+    return engine
 
 
 def first_difference(found: list[Decoded], wanted: list[Decoded]) -> str | None:
@@ -226,15 +228,6 @@ def by_definition(query: Tensor, keys: Tensor, values: Tensor, spans: Spans, roo
     return out
 
 
-def test_bf16_gives_nearly_the_tokens_of_the_plain_forward() -> None:
-    lm, prompts = on_gpu("dream", torch.bfloat16), tiny_prompts("dream")[2:7]
-    engine = GraphEngine(lm.model, compiled=False)
-    plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
-    for slots in (1, 3):
-        found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine)
-        assert share_of_same_tokens(found, plain) > 0.85
-
-
 @pytest.mark.parametrize("slots", [1, 3])
 def test_other_thresholds_and_prompts_compile_and_bring_nothing_new(slots: int) -> None:
     """A threshold that the host handed in at each step would be asked for while a step is recorded."""
@@ -385,7 +378,7 @@ def test_split_k_gemms_give_nearly_the_tokens_of_the_plain_forward(
     lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, refresh=16, engine="plain")
     quantize_fp8(lm.model)
-    engine = GraphEngine(lm.model, gemm="triton")
+    engine = GraphEngine(lm.model)
     assert engine.network.few_row_ops is not None
     counted = count_calls(monkeypatch, gemm, "gemm_partials")
     for slots in (1, 3):
@@ -397,7 +390,7 @@ def test_split_k_gemms_give_nearly_the_tokens_of_the_plain_forward(
 @pytest.mark.parametrize("heads", [(32, 32), (28, 4)])
 @torch.inference_mode()
 def test_our_attention_is_attention_to_a_run_of_positions(heads: tuple[int, int]) -> None:
-    from tad.decoding.engine.attention_kernel import FEW, MANY, OTHERS, ROWS, attend_spans
+    from tad.decoding.engine.kernels import FEW, MANY, ROWS, attend_spans
 
     for counts, room in (([200], 385), ([33], 101), ([1], 18), ([32, 0, 4, 32], 450), ([130, 384], 500)):
         count = torch.tensor(counts, device="cuda")
@@ -412,7 +405,7 @@ def test_our_attention_is_attention_to_a_run_of_positions(heads: tuple[int, int]
         sizes = ((total, heads[0]), (len(counts) * room, heads[1]), (len(counts) * room, heads[1]))
         draw = [torch.randn(*size, 128, device="cuda").bfloat16() for size in sizes]
         wanted = by_definition(*draw, spans, room)
-        for config in (FEW, ROWS, MANY, *OTHERS):
+        for config in (FEW, ROWS, MANY):
             for dtype in (torch.bfloat16, torch.float16):
                 found = attend_spans(*draw, spans, max(counts), room, dtype, config)
                 assert relative_error(found, wanted) < 1e-2
@@ -425,7 +418,8 @@ def test_our_attention_gives_nearly_the_tokens_of_the_plain_forward(
     family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm, prompts = on_gpu(family, torch.bfloat16), tiny_prompts(family)[-5:]
-    engine = GraphEngine(lm.model, attention="triton", compiled=False)
+    engine = GraphEngine(lm.model, compiled=False)
+    assert engine.network.attends_few
     calls = count_calls(monkeypatch, network, "_attend_spans")
     plain = decode(lm, prompts, name, 64, engine="plain")
     for slots in (1, 3):

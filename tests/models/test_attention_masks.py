@@ -49,7 +49,7 @@ def test_a_row_does_not_depend_on_its_padding_or_on_other_rows(
         ids[number, place], keys[number, place] = row[0], True
         positions[number, place] = torch.arange(total - pad)
     with torch.no_grad():
-        together = model(ids, mask=AttentionMask.padded(keys), position_ids=positions).logits
+        together = model(ids, mask=AttentionMask(keys), position_ids=positions).logits
         for number, row in enumerate(rows):
             assert near(together[number][keys[number]], model(row).logits[0])
 
@@ -62,7 +62,7 @@ def test_the_attention_mask_is_the_padded_one(family: str, seed: int, pad: int) 
     mask[1, LENGTH - pad :] = 0
     with torch.no_grad():
         assert torch.equal(
-            model(ids, attention_mask=mask).logits, model(ids, mask=AttentionMask.padded(mask)).logits
+            model(ids, attention_mask=mask).logits, model(ids, mask=AttentionMask(mask.bool())).logits
         )
 
 
@@ -72,7 +72,7 @@ def test_block_causal_logits_do_not_depend_on_later_blocks(family: str, seed: in
     model, ids = model_of(family), random_ids(seed, 2, LENGTH)
     blocks = (torch.arange(LENGTH) // size)[None].expand(2, -1)
     changed = torch.where(blocks > 0, random_ids(seed + 1, 2, LENGTH), ids)
-    rule = AttentionMask.block_causal(blocks)
+    rule = AttentionMask(blocks=blocks)
     first = blocks[0] == 0
     with torch.no_grad():
         assert torch.equal(model(ids, mask=rule).logits[:, first], model(changed, mask=rule).logits[:, first])
@@ -85,8 +85,8 @@ def test_a_query_that_sees_nothing_spoils_nobody() -> None:
     keys = torch.arange(LENGTH)[None] >= 4
     blocks = torch.where(keys, 0, -1)
     with torch.no_grad():
-        logits = model(ids, mask=AttentionMask.block_causal(blocks, keys)).logits
-        wanted = model(ids, mask=AttentionMask.padded(keys)).logits
+        logits = model(ids, mask=AttentionMask(keys, blocks)).logits
+        wanted = model(ids, mask=AttentionMask(keys)).logits
     assert near(logits[keys], wanted[keys])
 
 
@@ -94,7 +94,7 @@ def noisy_and_clean(samples: Tensor | None) -> AttentionMask:
     """Halves of the row, or of each of its two samples."""
     half = LENGTH // (2 if samples is None else 4)
     columns = torch.arange(LENGTH)[None]
-    return AttentionMask.noisy_and_clean(columns % half // 3, columns // half % 2 == 0, samples)
+    return AttentionMask(blocks=columns % half // 3, noisy=columns // half % 2 == 0, samples=samples)
 
 
 def masks(name: str, batch: int) -> AttentionMask:
@@ -102,10 +102,10 @@ def masks(name: str, batch: int) -> AttentionMask:
     keys[0, :3], keys[1, -5:] = False, False
     blocks = (torch.arange(LENGTH) // 5)[None].expand(batch, -1).contiguous()
     return {
-        "full": AttentionMask.full(),
-        "padded": AttentionMask.padded(keys),
-        "block-causal": AttentionMask.block_causal(blocks),
-        "both": AttentionMask.block_causal(blocks, keys),
+        "full": AttentionMask(),
+        "padded": AttentionMask(keys),
+        "block-causal": AttentionMask(blocks=blocks),
+        "both": AttentionMask(keys, blocks),
         "noisy and clean": noisy_and_clean(samples=None),
         "packed": noisy_and_clean(samples=torch.arange(LENGTH)[None] // (LENGTH // 2)),
     }[name]
@@ -137,16 +137,16 @@ def test_flex_attention_agrees_with_sdpa_on_a_cache(at: slice | Tensor) -> None:
 
 
 def test_mask_is_as_written_out_by_hand() -> None:
-    rule = AttentionMask.block_causal(torch.tensor([[0, 0, 1, 2]]), torch.tensor([[0, 1, 1, 1]]))
+    rule = AttentionMask(torch.tensor([[False, True, True, True]]), torch.tensor([[0, 0, 1, 2]]))
     assert rule.dense()[0, 0].int().tolist() == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
     assert rule.dense(slice(2, 4))[0, 0].int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
     assert rule.dense(torch.tensor([[3, 0]]))[0, 0].int().tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
-    assert AttentionMask.full().dense() is None
+    assert AttentionMask().dense() is None
 
 
 def test_a_schedule_may_be_block_causal_on_a_model_that_is_not() -> None:
     model, positions = model_of("llada"), torch.arange(20)
-    assert model.attention_mask(positions) == AttentionMask.full()
+    assert model.attention_mask(positions) == AttentionMask()
     mask = model.attention_mask(positions, prompt_len=6, layout=BlockLayout(8))
     assert mask.blocks is not None
     assert mask.blocks.tolist() == [[0] * 6 + [1] * 8 + [2] * 6]

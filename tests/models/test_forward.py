@@ -38,10 +38,10 @@ def test_outputs_wanted_at_some_positions_are_those_of_the_whole_forward(
     keys = torch.arange(24) >= torch.tensor([[4], [0]])
     blocks = (torch.arange(24) // 8)[None]
     rule = {
-        "full": AttentionMask.full(),
-        "padded": AttentionMask.padded(keys),
-        "block-causal": AttentionMask.block_causal(blocks.expand(2, -1), keys),
-        "block-causal for all rows": AttentionMask.block_causal(blocks),
+        "full": AttentionMask(),
+        "padded": AttentionMask(keys),
+        "block-causal": AttentionMask(keys, blocks.expand(2, -1)),
+        "block-causal for all rows": AttentionMask(blocks=blocks),
     }[kind]
     model.set_attn_implementation(attention)
     wanted = torch.tensor([[5, 23, 9], [0, 12, 11]])
@@ -51,15 +51,6 @@ def test_outputs_wanted_at_some_positions_are_those_of_the_whole_forward(
     model.set_attn_implementation("sdpa")
     expected = torch.stack([full[row, wanted[row]] for row in range(2)])
     torch.testing.assert_close(some, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_last_layer_runs_its_mlp_only_where_outputs_are_wanted(model: MaskedDiffusionModel) -> None:
-    seen = []
-    for layer in (model.layers()[0], model.layers()[-1]):
-        down = layer.part(layer.names.down)
-        down.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
-    model(IDS, logits_at=torch.tensor([1, 2]))
-    assert seen == [24, 2]
 
 
 def test_a_cached_forward_writes_all_that_it_is_fed_wherever_outputs_are_wanted(
@@ -92,18 +83,17 @@ def test_gradients_reach_every_weight_where_outputs_are_wanted_at_some_positions
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_the_head_runs_only_where_asked(model: MaskedDiffusionModel) -> None:
+def test_the_head_and_the_last_mlp_run_only_where_asked(model: MaskedDiffusionModel) -> None:
     seen = []
-    head = model.get_submodule(model.names.head)
-    head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[:2]))
+    downs = (layer.part(layer.names.down) for layer in (model.layers()[0], model.layers()[-1]))
+    for module in (*downs, model.get_submodule(model.names.head)):
+        module.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
     model(IDS, logits_at=torch.tensor([1, 2]))
+    assert seen == [24, 2, 2]
     output = model(IDS, head=False)
-    assert seen == [(2, 2)]
+    assert seen == [24, 2, 2, 24, 24]
     assert output.logits is None
     assert torch.equal(model.head(output.hidden), model(IDS).logits)
-
-
-def test_embeddings_in_place_of_ids(model: MaskedDiffusionModel) -> None:
     embedded = model.get_input_embeddings()(IDS)
     assert torch.equal(model(inputs_embeds=embedded).logits, model(IDS).logits)
 
@@ -146,7 +136,7 @@ def test_half_precision_stays_near_fp32(model: MaskedDiffusionModel, dtype: torc
 def test_the_forward_compiles_without_graph_breaks(model: MaskedDiffusionModel) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    rule = AttentionMask.block_causal((torch.arange(24) // 8)[None].expand(2, -1), torch.ones(2, 24))
+    rule = AttentionMask(torch.ones(2, 24, dtype=torch.bool), (torch.arange(24) // 8)[None].expand(2, -1))
     with torch.no_grad():
         for options in ({}, {"mask": rule, "logits_at": torch.tensor([4, 5])}):
             torch.testing.assert_close(compiled(IDS, **options).logits, model(IDS, **options).logits)

@@ -129,7 +129,7 @@ def test_block_causal_blocks_fed_once_each_equal_one_forward(
     model, ids = model_of(shape), random_ids(seed)
     offset = torch.arange(LENGTH) - prompt
     blocks = torch.where(offset < 0, 0, offset.div(size, rounding_mode="floor") + 1)[None].expand(BATCH, -1)
-    rule = AttentionMask.block_causal(blocks)
+    rule = AttentionMask(blocks=blocks)
     cache, pieces = model.new_cache(BATCH, LENGTH), []
     with torch.no_grad():
         full = model(ids, mask=rule).logits
@@ -147,13 +147,11 @@ def test_columns_that_hold_nothing_are_hidden_by_the_rule(
 ) -> None:
     model, ids = model_of(shape), random_ids(seed)
     keys = torch.arange(LENGTH)[None] < torch.tensor(lengths)[:, None]
-    cache, logits = filled(model, ids, AttentionMask.padded(keys))
+    cache, logits = filled(model, ids, AttentionMask(keys))
     for part in (*cache.keys, *cache.values):  # what stands in a hidden column must not matter
         part[:, :, :LENGTH].masked_fill_(~keys[:, None, :, None], 1e4)
     with torch.no_grad():
-        again = model(
-            ids[:, :1], cache=cache, cache_position=slice(0, 1), mask=AttentionMask.padded(keys)
-        ).logits
+        again = model(ids[:, :1], cache=cache, cache_position=slice(0, 1), mask=AttentionMask(keys)).logits
     assert near(again, logits[:, :1])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -64,6 +66,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "sdar": {},
     "llada2": {"mask_token_id": 295, "eos_token_id": 292},
 }
+_KEPT: list[TemporaryDirectory[str]] = []
 BLOCK_FAMILIES = (*RELEASED, "sdar_moe")
 ALL = ("llada", "dream", *BLOCK_FAMILIES)
 
@@ -97,7 +100,16 @@ def write_checkpoint(
         shutil.copytree(GOLDEN / family / "checkpoint", folder)
         edit_json(folder / "config.json", **{**RELEASED[family], **changes})
         return folder
-    tiny_model(family, **changes).save_pretrained(folder, max_shard_size=shard)
+    shutil.copytree(_made(family, tokenizer, shard, tuple(changes.items())), folder, dirs_exist_ok=True)
+    return folder
+
+
+@cache
+def _made(family: str, tokenizer: bool, shard: str, changes: tuple[tuple[str, Any], ...]) -> Path:
+    """The same directory, once for all tests that want a copy of it."""
+    _KEPT.append(TemporaryDirectory())
+    folder = Path(_KEPT[-1].name)
+    tiny_model(family, **dict(changes)).save_pretrained(folder, max_shard_size=shard)
     if family == "sdar_moe":
         edit_json(folder / "config.json", torch_dtype="float32", dtype=None)
         return folder

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 from queue import Queue
 from typing import Any
 
@@ -16,7 +15,7 @@ from live_server import wait_until
 
 from tad.decoding import Scheduler, decode, get_decoder
 from tad.models import LM
-from tad.serving import Begun, Engine, Event, Failed, Finished, Job, RefusedError, Revealed
+from tad.serving import Begun, Engine, Event, Failed, Finished, Job, RefusedError
 
 BLOCK = 8
 
@@ -152,30 +151,6 @@ def test_the_adapter_is_a_choice_of_each_request(student: LM) -> None:
     assert both[0] != both[1]  # the switch does something
 
 
-def test_events_replay_to_the_answer(plain: LM) -> None:
-    with running(plain) as engine:
-        heard = Heard()
-        engine.submit(job(plain, "hello", 32), heard)
-        finished = heard.end()
-    assert isinstance(finished, Finished)
-    begun, *reveals, last = heard.events
-    assert isinstance(begun, Begun)
-    assert last is finished
-    canvas = [plain.tokens.mask] * 32
-    for number, event in enumerate(reveals, start=1):
-        assert isinstance(event, Revealed)
-        assert event.step.forward == number
-        active = {i // BLOCK for i, token in enumerate(canvas) if token == plain.tokens.mask}
-        assert set(event.blocks) <= active
-        assert {position // BLOCK for position in event.step.positions} <= set(event.blocks)
-        for position, token in zip(event.step.positions, event.step.tokens, strict=True):
-            canvas[position] = token
-        assert event.masks == canvas.count(plain.tokens.mask)
-    assert "".join(event.text for event in reveals if isinstance(event, Revealed)) == finished.text
-    shown = [token if step else None for token, step in zip(finished.tokens, finished.steps, strict=True)]
-    assert [token if token != plain.tokens.mask else None for token in canvas] == shown
-
-
 def test_a_listener_without_steps_hears_of_beginning_and_end_only(plain: LM) -> None:
     with running(plain) as engine:
         heard = Heard()
@@ -247,20 +222,6 @@ def test_requests_are_let_in_in_the_order_they_came(plain: LM) -> None:
         for one in heard:
             one.end()
     assert order == sorted(order)
-
-
-def test_unlike_requests_take_turns(plain: LM) -> None:
-    turns: list[str] = []
-    with running(plain, batch=2) as engine:
-        one, two = Heard(), Heard()
-        engine.submit(job(plain, "a", 32, "one-by-one"), noting(Revealed, "a", turns, one))
-        engine.submit(job(plain, "b", 32, "llada"), noting(Revealed, "b", turns, two))
-        one.end()
-        two.end()
-    shared = turns[turns.index("b") :]
-    shared = shared[: 2 * min(shared.count("a"), shared.count("b"))]
-    assert abs(shared.count("a") - shared.count("b")) <= 1
-    assert all(left != right for left, right in pairwise(shared))
 
 
 def test_waiting_and_decoding_have_limits(plain: LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,15 @@ def revealed(page: Page, lane: int = 0) -> int:
     return page.locator(".turn:not(.past) .lane").nth(lane).locator(".canvas .cell:not(.mask)").count()
 
 
+@pytest.fixture
+def answered(page: Page) -> Page:
+    """With the answer to the question on it."""
+    set_length(page)
+    ask(page)
+    done(page)
+    return page
+
+
 # Watching
 
 
@@ -122,10 +131,8 @@ def test_tokens_appear_while_it_decodes(page: Page) -> None:
     assert counts[0] < LENGTH == counts[-1]
 
 
-def test_cells_stand_in_blocks_and_the_active_ones_are_marked(page: Page, site: Live) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_cells_stand_in_blocks_and_the_active_ones_are_marked(answered: Page, site: Live) -> None:
+    page = answered
     events = site.events(QUESTION, reveals=True, max_tokens=LENGTH)
     reveals = [data for name, data in events if name == "reveal"]
     assert page.locator(".block").count() == LENGTH // 32
@@ -136,10 +143,8 @@ def test_cells_stand_in_blocks_and_the_active_ones_are_marked(page: Page, site: 
         assert page.locator(".canvas .cell.new").count() == len(reveal["positions"])
 
 
-def test_colours_follow_step_or_confidence(page: Page, nano: LM) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_colours_follow_step_or_confidence(answered: Page, nano: LM) -> None:
+    page = answered
     row = tad.generate(nano, QUESTION, gen_length=LENGTH).decoded
     tones = "cells => cells.map(cell => Number(cell.style.getPropertyValue('--t')))"
     by_step = page.locator(".canvas .cell").evaluate_all(tones)
@@ -154,14 +159,14 @@ def test_colours_follow_step_or_confidence(page: Page, nano: LM) -> None:
 # Replaying
 
 
-def test_scrubber_replays_by_keyboard(page: Page, nano: LM) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_scrubber_replays_by_keyboard_and_moves_no_cell(answered: Page, nano: LM) -> None:
+    page, place = answered, "cells => cells.flatMap(cell => [cell.offsetLeft, cell.offsetTop])"
     steps = tad.generate(nano, QUESTION, gen_length=LENGTH).decoded.steps
+    after = page.locator(".canvas .cell").evaluate_all(place)
     page.get_by_label("Forward", exact=True).focus()
     page.keyboard.press("Home")
     assert revealed(page) == 0
+    assert page.locator(".canvas .cell").evaluate_all(place) == pytest.approx(after, abs=2)
     for forward in range(1, max(steps)):
         page.keyboard.press("ArrowRight")
         assert page.locator("#where").text_content() == f"{forward} / {max(steps)}"
@@ -170,21 +175,8 @@ def test_scrubber_replays_by_keyboard(page: Page, nano: LM) -> None:
     assert revealed(page) == LENGTH
 
 
-def test_replay_does_not_move_what_is_there(page: Page) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
-    place = "cells => cells.map(cell => [cell.offsetLeft, cell.offsetTop])"
-    after = page.locator(".canvas .cell").evaluate_all(place)
-    page.locator("#scrub").fill("0")
-    before = page.locator(".canvas .cell").evaluate_all(place)
-    assert max(abs(a - b) for one, two in zip(before, after, strict=True) for a, b in zip(one, two, strict=True)) <= 2  # fmt: skip
-
-
-def test_play_runs_to_the_end_and_pauses(page: Page) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_play_runs_to_the_end_and_pauses(answered: Page) -> None:
+    page = answered
     page.get_by_label("Forwards per second").select_option("15")
     page.get_by_role("button", name="Play").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
@@ -263,10 +255,8 @@ def test_threshold_slider_has_the_decoders_range_and_is_obeyed(page: Page, nano:
 # Conversations
 
 
-def test_a_second_question_builds_on_the_first_and_keeps_its_canvas_at_hand(page: Page, nano: LM) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_a_second_question_builds_on_the_first_and_keeps_its_canvas_at_hand(answered: Page, nano: LM) -> None:
+    page = answered
     first = tad.generate(nano, QUESTION, gen_length=LENGTH)
     assert prompt(page).input_value() == ""
     prompt(page).fill("And")
@@ -430,24 +420,23 @@ def test_run_is_downloaded_and_loaded_again(page: Page, tmp_path: Path) -> None:
     assert page.locator(".question").text_content() == QUESTION
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda run: "{", "not JSON"),
-        (lambda run: "null", "not a saved run (format)"),
-        (lambda run: {**run, "lanes": []}, "not a saved run (lanes)"),
-        (lambda run: put(run, "begin", "gen_length", 10**9), "begin: lengths"),
-        (lambda run: put(run, "begin", "gen_length", 3), "end: tokens"),
-        (lambda run: put(run, "begin", "mask", {}), "(begin)"),
-        (lambda run: put(run, "reveals", 0, "positions", [0, 7]), "reveal 1: positions"),
-        (lambda run: put(run, "reveals", 0, "texts", ["a", 5]), "reveal 1: tokens"),
-        (lambda run: put(run, "reveals", 0, "forward", 2), "reveal 1"),
-        (lambda run: put(run, "end", "steps", [1, 99]), "end: steps"),
-        (lambda run: put(run, "end", {"text": 1}), "(end)"),
-        (lambda run: put(run, "request", {}), "request"),
-    ],
-)  # fmt: skip
-def test_file_that_is_no_run_is_refused(page: Page, change: Callable[[Any], Any], message: str) -> None:
+BAD_RUNS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda run: "{", "not JSON"),
+    (lambda run: "null", "not a saved run (format)"),
+    (lambda run: {**run, "lanes": []}, "not a saved run (lanes)"),
+    (lambda run: put(run, "begin", "gen_length", 10**9), "begin: lengths"),
+    (lambda run: put(run, "begin", "gen_length", 3), "end: tokens"),
+    (lambda run: put(run, "begin", "mask", {}), "(begin)"),
+    (lambda run: put(run, "reveals", 0, "positions", [0, 7]), "reveal 1: positions"),
+    (lambda run: put(run, "reveals", 0, "texts", ["a", 5]), "reveal 1: tokens"),
+    (lambda run: put(run, "reveals", 0, "forward", 2), "reveal 1"),
+    (lambda run: put(run, "end", "steps", [1, 99]), "end: steps"),
+    (lambda run: put(run, "end", {"text": 1}), "(end)"),
+    (lambda run: put(run, "request", {}), "request"),
+]
+
+
+def test_file_that_is_no_run_is_refused(page: Page) -> None:
     events = re.findall(r"event: (\w+)\ndata: (.*)", stream_of("a", "b"))
     begin, reveal, end = (json.loads(data) for _, data in events)
     request = {"decoder": "tad", "messages": [{"role": "user", "content": "hi"}]}
@@ -459,12 +448,14 @@ def test_file_that_is_no_run_is_refused(page: Page, change: Callable[[Any], Any]
         file = {"name": "run.json", "mimeType": "application/json", "buffer": text.encode()}
         page.get_by_label("Load run").set_input_files(file)
 
-    give(run)
-    expect(page.locator("#status")).to_contain_text("Loaded run.json: 1 forward.")
-    give(change(json.loads(json.dumps(run))))
-    expect(page.get_by_role("alert")).to_contain_text("run.json: ")
-    expect(page.get_by_role("alert")).to_contain_text(message)
-    assert page.locator(".canvas .cell").all_text_contents() == ["a", "b"]
+    for change, message in BAD_RUNS:
+        give(run)
+        expect(page.locator("#status")).to_contain_text("Loaded run.json: 1 forward.")
+        expect(page.locator("#error")).to_be_hidden()
+        give(change(json.loads(json.dumps(run))))
+        expect(page.get_by_role("alert")).to_contain_text("run.json: ")
+        expect(page.get_by_role("alert")).to_contain_text(message)
+        assert page.locator(".canvas .cell").all_text_contents() == ["a", "b"]
 
 
 def put(run: Any, *path: Any) -> Any:
@@ -501,10 +492,8 @@ def test_link_fills_in_prompt_and_settings_and_does_not_run(page: Page, browser:
 # For everybody
 
 
-def test_canvas_is_read_with_the_arrow_keys(page: Page, nano: LM) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_canvas_is_read_with_the_arrow_keys(answered: Page, nano: LM) -> None:
+    page = answered
     row = tad.generate(nano, QUESTION, gen_length=LENGTH).decoded
     page.locator(".canvas").focus()
     page.keyboard.press("ArrowRight")
@@ -519,10 +508,8 @@ def test_canvas_is_read_with_the_arrow_keys(page: Page, nano: LM) -> None:
     expect(page.locator(".inspect")).to_have_text("Position 34, block 2: still a mask")
 
 
-def test_everything_is_reached_by_keyboard_with_a_visible_focus(page: Page) -> None:
-    set_length(page)
-    ask(page)
-    done(page)
+def test_everything_is_reached_by_keyboard_with_a_visible_focus(answered: Page) -> None:
+    page = answered
     page.locator("#status").click()
     reached = []
     for _ in range(40):

@@ -34,7 +34,7 @@ def test_a_noisy_block_gives_what_it_gives_after_the_clean_prefix(name: str) -> 
             for start in range(0, len(noisy), BLOCK):
                 end = min(start + BLOCK, len(noisy))
                 ids = torch.cat((clean[:start], noisy[start:end]))[None]
-                mask = AttentionMask.block_causal(torch.arange(end)[None] // BLOCK)
+                mask = AttentionMask(blocks=torch.arange(end)[None] // BLOCK)
                 alone = model(ids, mask=mask).logits[0, start:]
                 assert torch.allclose(together[number, start:end], alone, atol=1e-4)
 

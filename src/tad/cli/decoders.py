@@ -113,8 +113,7 @@ def list_parameters(found: dict[tuple[str, str], Decoder]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from tad.decoding.decoders import describe, parameters
-    from tad.decoding.meanings import explain
+    from tad.decoding.decoders import describe, explain, parameters
 
     values = {kind: parameters(decoder) for (_, kind), decoder in found.items()}
     first = next(iter(found.values()))

@@ -21,6 +21,7 @@ from tad.decoding.cache_policy import (
     PrefixCache,
     SubBlockCache,
 )
+from tad.decoding.parameters import PARAMETERS, THRESHOLDS
 from tad.decoding.sampler import Sampling
 from tad.decoding.schedule import BlockByBlock, MultiBlock, Pipelined, Schedule, Sequential
 from tad.decoding.unmasking import (
@@ -38,7 +39,7 @@ from tad.decoding.unmasking import (
     TopKPerStep,
 )
 from tad.errors import TadError
-from tad.models import BlockLayout, SpecialTokens
+from tad.models import BlockLayout
 
 Stop = Literal["end", "block", "eager", "off"]
 
@@ -60,13 +61,9 @@ class Decoder:
     def opens_with_first(self, logit_shift: int) -> bool:
         return self.first_opens and logit_shift > 0 and self.cache.needs == "sequential"
 
-    def growth_ends(self, tokens: SpecialTokens) -> tuple[int, ...]:
-        """Tokens after which a pipelined canvas grows no further."""
-        return (tokens.eos,)
-
     def prepared(self, length: int, logit_shift: int) -> Decoder:
         """Check the parts against each other and against the length; fill in what depends on it."""
-        _check_ranges(self)
+        _check_values(self)
         block = length if self.schedule.block is None else self.schedule.block
         if length < 1:
             raise TadError(f"gen_length must be positive, not {length}")
@@ -130,58 +127,11 @@ class Decoder:
         return replace(self, schedule=replace(schedule, block=block), rule=rule)
 
 
-# Bounds of every number a user can set: (lowest, highest), None for no bound.
-_RANGES: dict[str, tuple[float, float | None]] = {
-    "block": (1, None),
-    "block_add": (0, 1),
-    "decoded": (0, 1),
-    "threshold": (0, None),
-    "low": (0, 1),
-    "factor": (0, None),
-    "steps": (1, None),
-    "eps": (0, 1),
-    "alpha": (0, None),
-    "beta": (0, 1),
-    "gamma": (0, None),
-    "delay": (0, None),
-    "refresh": (1, None),
-    "temperature": (0, None),
-    "top_p": (0, 1),
-    "top_k": (1, None),
-    "cfg": (0, None),
-    "sub_block": (1, None),
-    "post_steps": (0, None),
-    "bound": (0, None),
-    "edit_threshold": (0, None),
-    "least": (1, None),
-}
-_CHOICES = {
-    "score": ("confidence", "entropy", "margin"),
-    "suppress_ends": ("no", "eos-logits", "confidence"),
-    "stop": ("end", "block", "eager", "off"),
-}
-_WHOLE = ("block", "steps", "delay", "refresh", "top_k", "sub_block", "post_steps", "least")
-_OPTIONAL = ("block", "steps", "top_p", "top_k", "sub_block", "post_steps")
-_DERIVED = ("per_block", "opened", "count_table")  # fields that no user sets
-_SWITCHES = ("strict", "keep_best", "timesteps", "filtered_scores", "store", "leftmost")
-
-
-def _check_ranges(decoder: Decoder) -> None:
+def _check_values(decoder: Decoder) -> None:
     for name, value in parameters(decoder).items():
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise TadError(f"{name} is one of {', '.join(_CHOICES[name])}, not {value!r}")
-        if name in _SWITCHES and not isinstance(value, bool):
-            raise TadError(f"{name} is true or false, not {value!r}")
-        optional = name in _OPTIONAL or (name == "threshold" and isinstance(decoder.rule, BlockQuota))
-        if name not in _RANGES or (value is None and optional):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
-            kind = "a whole number" if name in _WHOLE else "a number"
-            raise TadError(f"{name} must be {kind}, not {value!r}")
-        low, high = _RANGES[name]
-        if not (value >= low and (high is None or value <= high)):  # also refuses nan
-            bound = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise TadError(f"{name} must be {bound}, not {value!r}")
+        by_share = name == "threshold" and value is None and isinstance(decoder.rule, BlockQuota)
+        if not by_share:
+            PARAMETERS[name].check(name, value)
 
 
 # The parts by name, for overrides and for listing.
@@ -215,6 +165,7 @@ CACHES: dict[str, type[Any]] = {
     "sub-block": SubBlockCache,
 }
 _PARTS: dict[str, dict[str, type[Any]]] = {"schedule": SCHEDULES, "rule": RULES, "cache": CACHES}
+_DERIVED = ("per_block", "opened", "count_table")  # fields that no user sets
 
 _FAST = Decoder(Sequential(32), ConfidenceThreshold(0.9), first_opens=True)
 _DREAM_TOP_K = TopKPerStep(timesteps=True, score="entropy")
@@ -298,6 +249,11 @@ def parameters(decoder: Decoder) -> dict[str, Any]:
 def describe(decoder: Decoder) -> dict[str, str]:
     """The parts in words, for `tad decoders`."""
     return {name: _label(getattr(decoder, name)) for name in _PARTS}
+
+
+def explain(key: str, decoder: Decoder) -> str:
+    """One line on a parameter of a decoder."""
+    return THRESHOLDS[describe(decoder)["rule"]] if key == "threshold" else PARAMETERS[key].meaning
 
 
 def _label(part: Any) -> str:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import torch
 
@@ -178,15 +178,7 @@ class Batch:
             )
 
 
-class _Shares(NamedTuple):
-    """What the rows of one batch have in common."""
-
-    decoder: Decoder
-    adapter: bool
-    prompt_len: int
-    length: int
-    scored: bool
-    given: bool
+_Kind = tuple[DecodeSpec, bool]  # what the rows of one batch have in common; whether the adapter is on
 
 
 class Scheduler:
@@ -211,8 +203,8 @@ class Scheduler:
         self.lm, self.on_step, self.room, self.slots, self.scorer = lm, on_step, room, slots, scorer
         self.engine = choose_engine(engine)
         self.merges = merges
-        self.batches: dict[_Shares, Batch] = {}  # in the order of their turns
-        self._where: dict[int, _Shares] = {}  # by name of the row
+        self.batches: dict[_Kind, Batch] = {}  # in the order of their turns
+        self._where: dict[int, _Kind] = {}  # by name of the row
         self._tenant = object()
 
     def __len__(self) -> int:
@@ -242,36 +234,36 @@ class Scheduler:
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Let rows in. Where one cannot join, its whole batch is dropped, and the error is raised."""
-        together: dict[_Shares, list[Request]] = {}
+        together: dict[_Kind, list[Request]] = {}
         for request in requests:
-            together.setdefault(self._shares(request), []).append(request)
-        for shares, some in together.items():
-            with self._dropping(shares):
-                if shares not in self.batches:
-                    self.batches[shares] = self._open(shares, len(some))
-                self.batches[shares].admit(some)
-            self._where |= dict.fromkeys((request.name for request in some), shares)
+            together.setdefault(self._kind(request), []).append(request)
+        for kind, some in together.items():
+            with self._dropping(kind):
+                if kind not in self.batches:
+                    self.batches[kind] = self._open(kind, len(some))
+                self.batches[kind].admit(some)
+            self._where |= dict.fromkeys((request.name for request in some), kind)
 
     def step(self) -> dict[int, Decoded]:
         """One forward of the batch whose turn it is; finished rows by name. A batch whose forward fails is dropped."""
         if not self.batches:
             return {}
-        shares = next(iter(self.batches))
-        batch = self.batches[shares] = self.batches.pop(shares)  # to the end of the line
-        with self._dropping(shares):
+        kind = next(iter(self.batches))
+        batch = self.batches[kind] = self.batches.pop(kind)  # to the end of the line
+        with self._dropping(kind):
             done = batch.step()
-        self._forget(shares, done)
+        self._forget(kind, done)
         return done
 
     def drop(self, names: Collection[int]) -> None:
         """Let rows go before their end."""
-        gone: dict[_Shares, list[int]] = {}
+        gone: dict[_Kind, list[int]] = {}
         for name in names:
             gone.setdefault(self._where[name], []).append(name)
-        for shares, some in gone.items():
-            with self._dropping(shares):
-                self.batches[shares].drop(some)
-            self._forget(shares, some)
+        for kind, some in gone.items():
+            with self._dropping(kind):
+                self.batches[kind].drop(some)
+            self._forget(kind, some)
 
     def close(self, failed: bool = False) -> None:
         """Drop everything."""
@@ -280,25 +272,25 @@ class Scheduler:
         self.batches.clear()
         self._where.clear()
 
-    def _forget(self, shares: _Shares, names: Iterable[int]) -> None:
+    def _forget(self, kind: _Kind, names: Iterable[int]) -> None:
         for name in names:
             del self._where[name]
-        if not len(self.batches[shares]):
-            self.batches.pop(shares).forward.close()
+        if not len(self.batches[kind]):
+            self.batches.pop(kind).forward.close()
 
     @contextmanager
-    def _dropping(self, shares: _Shares) -> Iterator[None]:
+    def _dropping(self, kind: _Kind) -> Iterator[None]:
         """Drops the batch where an exception passes."""
         try:
             yield
         except BaseException:
-            batch = self.batches.pop(shares, None)
+            batch = self.batches.pop(kind, None)
             if batch is not None:
                 batch.forward.close(failed=True)
-            self._where = {name: where for name, where in self._where.items() if where != shares}
+            self._where = {name: where for name, where in self._where.items() if where != kind}
             raise
 
-    def _shares(self, request: Request) -> _Shares:
+    def _kind(self, request: Request) -> _Kind:
         decoder, room = request.decoder, self.room
         if room is None:
             longest = max(len(request.prompt), len(request.scorer_prompt or ()))
@@ -308,32 +300,29 @@ class Scheduler:
                 length = -(-doubled(length, _LENGTH) // block) * block
             room = doubled(longest, _PROMPT_LEN), length
         scored = request.scorer_prompt is not None
-        return _Shares(decoder, request.adapter, *room, scored, request.given is not None)
+        spec = DecodeSpec.of(self.lm, decoder, *room, scored, request.given is not None)
+        return spec, request.adapter
 
-    def _open(self, shares: _Shares, rows: int) -> Batch:
-        lm = self.lm
-        spec = DecodeSpec.of(
-            lm, shares.decoder, shares.prompt_len, shares.length, shares.scored, shares.given
-        )
+    def _open(self, kind: _Kind, rows: int) -> Batch:
+        lm, (spec, adapter) = self.lm, kind
         slots = self.slots if self.room is not None else _more_slots(rows)
-        engine = self._engine(shares)
+        engine = self._engine(kind)
         forward: Forward
         if engine is None:
-            switched_off = lm.peft is not None and not shares.adapter
-            context = lm.base if switched_off else nullcontext
+            context = lm.base if lm.peft is not None and not adapter else nullcontext
             forward = PlainForward(lm.model, spec, slots, self.scorer, context)
         else:
             forward = engine.acquire(spec, slots, self._tenant)
         return Batch(forward, self.on_step)
 
-    def _engine(self, shares: _Shares) -> GraphEngine | None:
+    def _engine(self, kind: _Kind) -> GraphEngine | None:
         """The graph engine to use; None for the plain forward."""
-        engine, lm = self.engine, self.lm
+        engine, lm, (spec, on) = self.engine, self.lm, kind
         if engine == "plain" or (engine == "auto" and lm.device.type != "cuda"):
             return None
-        adapter = None if lm.peft is None or not self.merges else shares.adapter
-        reason = why_not(lm.model, shares.decoder, adapter)
-        if reason is None and (shares.scored or shares.given):
+        adapter = None if lm.peft is None or not self.merges else on
+        reason = why_not(lm.model, spec.decoder, adapter)
+        if reason is None and (spec.scored or spec.given):
             reason = "tokens that a second prompt scores, or that are given, are for the plain forward"
         if reason is None:
             return engine if isinstance(engine, GraphEngine) else engine_for(lm.model, adapter)

@@ -138,8 +138,7 @@ def decide(
     rows.broken = (samples.confidence.isnan() & valid).any(1)
     table.count_forward(rows.alive)
     _write(rows, chosen, samples, position)
-    ends = _is_any(samples.token, spec.decoder.growth_ends(spec.tokens))
-    table.ended = table.ended | (chosen & ends).any(1)
+    table.ended = table.ended | (chosen & (samples.token == spec.tokens.eos)).any(1)
     plan(rows, spec)
 
 

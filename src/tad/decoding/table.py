@@ -25,7 +25,9 @@ class BlockTable:
     forwards_in_block: Tensor  # [rows] forwards spent in the current block
     finished_at: Tensor  # [rows, blocks] forward at which a cache first saw the block finished, -1 before
     cached: Tensor  # [rows] leading blocks whose keys and values are frozen; -1 while the prompt's are not
-    ended: Tensor  # [rows] bool: an end token has been revealed somewhere
+    ended: (
+        Tensor  # [rows] bool: EOS has been revealed somewhere, after which a pipelined canvas does not grow
+    )
     storing: Tensor  # [rows] bool: the next forward stores a finished block, or the prompt (`BlockByBlock`)
     settled: Tensor  # [rows] bool: the last forward saw no mask in its block and changed nothing
     post_steps: Tensor  # [rows] forwards in the current block since it has no mask

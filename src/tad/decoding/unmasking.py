@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,17 +41,19 @@ class Candidates:
     masked: Tensor | None = None  # bool: a mask does
 
 
-class Strategy(Protocol):
-    """`forced`: whether groups that got nothing reveal their best. `compiles`: whether `torch.compile` takes it."""
+class Strategy:
+    """What strategies share. Most are frozen dataclasses, whose fields are a decoder's parameters."""
 
-    forced: ClassVar[bool]
-    compiles: ClassVar[bool]
+    forced = True  # groups that got nothing reveal their best
+    compiles = True  # `torch.compile` takes it
 
     @property
-    def score(self) -> Measure: ...
+    def score(self) -> Measure:
+        return "confidence"
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         """[rows, m] bool."""
+        raise NotImplementedError
 
 
 def first_best(score: Tensor, allowed: Tensor) -> Tensor:
@@ -97,19 +99,17 @@ def on_device(strategy: Kind, device: torch.device) -> Kind:
 
 
 @dataclass(frozen=True)
-class Top1:
+class Top1(Strategy):
     """One token per forward: the surest."""
 
     score: Measure = "confidence"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         return first_best(samples.score(self.score), candidates.valid)
 
 
 @dataclass(frozen=True)
-class TopKPerStep:
+class TopKPerStep(Strategy):
     """A fixed number per forward, the surest first: LLaDA's even split, or Dream's timestep schedule.
 
     `steps` forwards in all, `None` for one per position. Dream's schedule with as many steps as positions reveals
@@ -124,8 +124,7 @@ class TopKPerStep:
     opened: int = 0
     per_block: tuple[int, int] = (1, 1)  # positions and steps of a block, filled in when a decoding starts
     count_table: Tensor | None = field(default=None, compare=False)  # `counts` on the device
-    forced: ClassVar[bool] = False
-    compiles: ClassVar[bool] = True
+    forced = False
 
     @cached_property
     def counts(self) -> list[int]:
@@ -164,15 +163,12 @@ class TopKPerStep:
 
 
 @dataclass(frozen=True)
-class ConfidenceThreshold:
+class ConfidenceThreshold(Strategy):
     """Everything at least (or, if `strict`, more than) `threshold` sure; `keep_best` adds the best candidate of all."""
 
     threshold: float = 0.9
     strict: bool = False
     keep_best: bool = True
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         sure = samples.confidence
@@ -181,15 +177,13 @@ class ConfidenceThreshold:
 
 
 @dataclass(frozen=True)
-class EntropyThreshold:
+class EntropyThreshold(Strategy):
     """Everything of entropy below (or, unless `strict`, at most) `threshold` nats; `keep_best` as above."""
 
     threshold: float = 0.5
     strict: bool = True
     keep_best: bool = True
-    score: ClassVar[Measure] = "entropy"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
+    score = "entropy"
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         entropy = samples.entropy
@@ -198,14 +192,12 @@ class EntropyThreshold:
 
 
 @dataclass(frozen=True)
-class ContiguousPrefix:
+class ContiguousPrefix(Strategy):
     """The leftmost candidate, and those after it up to the first that is not sure: of entropy below `threshold` nats or,
     with another `score`, at least `threshold`."""
 
     threshold: float = 0.5
     score: Measure = "entropy"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         if self.score == "entropy":
@@ -218,13 +210,10 @@ class ContiguousPrefix:
 
 
 @dataclass(frozen=True)
-class Factor:
+class Factor(Strategy):
     """Fast-dLLM's factor: the r-th surest is revealed while its confidence is at least 1 - factor / (r + 1)."""
 
     factor: float = 1.0
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         sure = samples.confidence.masked_fill(~candidates.valid, float("-inf"))
@@ -236,14 +225,11 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(Strategy):
     """dInfer's: all above `threshold`, the best of each run of adjacent masks above `low`, and the best of all."""
 
     threshold: float = 0.92
     low: float = 0.62
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         sure, valid, position = samples.confidence, candidates.valid, candidates.position
@@ -259,7 +245,7 @@ class Hierarchy:
 
 
 @dataclass(frozen=True)
-class Credit:
+class Credit(Strategy):
     """dInfer's: tokens that stay on top gather credit, which is added to their logits before the threshold.
 
     The state keeps the credit ([rows, length, vocab]); `accumulate` is called on every forward.
@@ -269,9 +255,6 @@ class Credit:
     alpha: float = 0.7
     beta: float = 0.8
     gamma: float = 0.2
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def accumulate(self, credit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """New credit and fused logits, both [n, vocab], for n positions."""
@@ -285,7 +268,7 @@ class Credit:
 
 
 @dataclass(frozen=True)
-class BlockQuota:
+class BlockQuota(Strategy):
     """SDAR's and LLaDA2.0's: all more than `threshold` sure, if they are at least this forward's share of the block; else that share.
 
     A block is shared out evenly over `steps` forwards, one per position by default. `threshold=None` always takes the
@@ -296,9 +279,7 @@ class BlockQuota:
     steps: int | None = None
     leftmost: bool = False
     per_block: tuple[int, int] = (1, 1)  # positions and steps of a block, filled in when a decoding starts
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = False
-    compiles: ClassVar[bool] = True
+    forced = False
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         (size, steps), valid = self.per_block, candidates.valid
@@ -315,13 +296,11 @@ class BlockQuota:
 
 
 @dataclass(frozen=True)
-class EntropyBound:
+class EntropyBound(Strategy):
     """JetEngine's: the tokens of least entropy while the sum of their entropies stays below `bound` nats; at least one."""
 
     bound: float = 0.35
-    score: ClassVar[Measure] = "entropy"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
+    score = "entropy"
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         entropy = samples.entropy.masked_fill(~candidates.valid, float("inf"))
@@ -332,16 +311,13 @@ class EntropyBound:
 
 
 @dataclass(frozen=True)
-class TokenEditing:
+class TokenEditing(Strategy):
     """LLaDA2.1's: masks more than `threshold` sure, at least the `least` surest; and every token of the block that the model
     would now replace, if it is more than `edit_threshold` sure of that."""
 
     threshold: float = 0.95
     edit_threshold: float = 0.9
     least: int = 1
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         assert candidates.masked is not None

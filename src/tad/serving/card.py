@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tad.decoding import Decoder
-from tad.decoding.decoders import describe, parameters
-from tad.decoding.meanings import explain
+from tad.decoding.decoders import describe, explain, parameters
 from tad.models import LM
 from tad.serving.validation import RequestValidator
 

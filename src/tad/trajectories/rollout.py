@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, where
 
@@ -19,7 +19,7 @@ from tad.decoding.cache_policy import BlockCache
 from tad.decoding.noise import uniform
 from tad.decoding.sampler import Samples
 from tad.decoding.schedule import BlockByBlock, Schedule
-from tad.decoding.unmasking import Candidates, Measure, Strategy, Top1, first_best
+from tad.decoding.unmasking import Candidates, Strategy, Top1, first_best
 from tad.errors import TadError
 from tad.models import LM, BlockLayout
 
@@ -31,15 +31,14 @@ CPU_ROWS = 4  # rows side by side on a CPU: they keep the cores busy, and paddin
 
 
 @dataclass(frozen=True)
-class InOrder:
+class InOrder(Strategy):
     """One token per forward in an order that is not the model's own; the scorer is the student. Where the sampled token at
     the chosen position is less likely than `floor`, the surest position is taken instead."""
 
     order: Order
     floor: float | None = None
-    score: ClassVar[Measure] = "confidence"
-    forced: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False  # its noise is a hash whose 64-bit constants compilers refuse
+    forced = False
+    compiles = False  # its noise is a hash whose 64-bit constants compilers refuse
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         chosen = first_best(self._scores(samples, candidates), candidates.valid)

@@ -61,10 +61,10 @@ def _add_norm(
         x = add(x, partials.sum(0).to(x.dtype))
         normed = rms_norm(x, weight, eps)
         return x, normed.clone() if dtype == x.dtype else as_input(normed)
-    from tad.decoding.engine.add_norm_kernel import launch
+    from tad.decoding.engine.kernels import launch_add_norm
 
     summed, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
-    launch(x, partials, weight, eps, summed, normed)
+    launch_add_norm(x, partials, weight, eps, summed, normed)
     return summed, normed
 
 

@@ -29,10 +29,8 @@ from tad.decoding.engine.gemm import (
     split_k_project,
 )
 from tad.decoding.engine.weights import LayerWeights, Project, Projection, project, rows_of
-from tad.errors import TadError
 from tad.models.shape import Shape
 
-KERNELS = ("auto", "torch", "triton")  # who computes
 ROWS = (32, 64)  # tried; other numbers take what is found for these, or the usual
 KINDS = ("qkv", "attn_out", "gate_up", "down")
 _LAYERS = 8  # read in turn: more than a cache holds
@@ -65,26 +63,15 @@ class Timing(NamedTuple):
     error: str = ""
 
 
-def few_row_ops(
-    layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtype, kernels: str
-) -> LinearOps | None:
+def few_row_ops(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtype) -> LinearOps | None:
     """The operations for few rows, tuned where the device has the kernel; None where all is left to the library."""
-    if kernels not in KERNELS:
-        raise TadError(f"gemm is one of {', '.join(KERNELS)}, not {kernels!r}")
-    if kernels == "torch" or (kernels == "auto" and layers[0].qkv.weight.device.type != "cuda"):
-        return None
     own, theirs = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     by_kind = {kind: [getattr(layer, kind) for layer in layers] for kind in KINDS}
     by_kind["query"] = [rows_of(layers[-1].qkv, 0, own)]
     by_kind["key_value"] = [rows_of(layers[-1].qkv, own, own + 2 * theirs)]
-    for kind, some in by_kind.items():
-        reason = gemm.why_not_split_k(some[0], dtype)
-        if reason is None and not gemm.takes_heads(shape.head_dim):
-            reason = f"heads of {shape.head_dim}"
-        if reason is not None and kernels == "triton":
-            raise TadError(f"gemm 'triton': {kind}: {reason}; use 'auto' or 'torch'")
-        if reason is not None:
-            return None
+    served = all(gemm.takes_split_k(some[0], dtype) for some in by_kind.values())
+    if not served or not gemm.takes_heads(shape.head_dim):
+        return None
     found: dict[str, Any] = {}
     for kind, some in by_kind.items():
         split = tuned_split(some, dtype) if kind in KINDS else gemm.usual_split(some[0].weight)
@@ -193,7 +180,7 @@ def compile_ahead(x: Tensor, by: Projection, tried: Sequence[KernelConfig], dtyp
     do that (before 3.6), they are compiled one by one as they are timed."""
     import triton
 
-    from tad.decoding.engine.gemm_kernel import launch
+    from tad.decoding.engine.kernels import launch_gemm
 
     assert by.scale is not None
     with ThreadPoolExecutor(8) as pool:
@@ -205,7 +192,7 @@ def compile_ahead(x: Tensor, by: Projection, tried: Sequence[KernelConfig], dtyp
             for config in tried:
                 out = new_partials(x, by.weight, config.split, dtype)
                 try:
-                    launch(x, by.weight, by.scale, out, config, only_compile=True)
+                    launch_gemm(x, by.weight, by.scale, out, config, only_compile=True)
                 except Exception as error:  # its timing will say the same, and count as failed
                     _LOG.info("%s does not compile: %s", tuple(config), error)
 

@@ -7,7 +7,7 @@ on, where the arithmetic takes longer than reading the weights; below, and elsew
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _FINE_FROM = 128
 
@@ -55,23 +55,11 @@ class StepShape:
     widest: int  # the row's with most candidates
 
     @classmethod
-    def exact(cls, queries: list[int], candidates: list[int], alone: bool = False) -> StepShape:
-        """Just what rows need that compute and may reveal these numbers of positions; `alone` where there is one slot,
-        so that nothing is packed or padded."""
-        wanted = max(1, sum(candidates))  # a forward that only stores reveals nothing
-        if alone:
-            return cls(sum(queries), sum(queries), wanted, wanted)
-        return cls(sum(queries), max(queries), wanted, max(1, *candidates))
-
-    def plural(self, length: int) -> StepShape:
-        """Two candidates where there is one: compiled code takes a size of one as its own case."""
-        two = min(2, length)
-        return replace(self, candidates=max(two, self.candidates), widest=max(two, self.widest))
-
-    def rounded(self, slots: int, kv_len: int, length: int) -> StepShape:
-        """The next shape that others share."""
-        tokens, widest = token_bucket(self.tokens), min(doubled(self.widest, 32), length)
+    def holding(
+        cls, queries: list[int], candidates: list[int], slots: int, kv_len: int, length: int
+    ) -> StepShape:
+        """For rows that compute and may reveal these numbers of positions. With one slot nothing is packed or padded."""
+        tokens, widest = token_bucket(sum(queries)), min(doubled(max(candidates), 32), length)
         if slots == 1:
-            return StepShape(tokens, tokens, widest, widest)
-        window = min(doubled(self.window, 64), kv_len)
-        return StepShape(tokens, window, doubled(self.candidates, 32), widest)
+            return cls(tokens, tokens, widest, widest)
+        return cls(tokens, min(doubled(max(queries), 64), kv_len), doubled(sum(candidates), 32), widest)

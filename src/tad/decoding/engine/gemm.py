@@ -114,20 +114,18 @@ def takes_heads(dim: int) -> bool:
     return dim in (16, 32, 64, 128)
 
 
-def why_not_split_k(by: Projection, dtype: torch.dtype) -> str | None:
-    """Why this projection of rows in `dtype` is left to the library; None where it need not be."""
+def takes_split_k(by: Projection, dtype: torch.dtype) -> bool:
+    """Whether this projection of rows in `dtype` may be a split-K GEMM."""
     weight = by.weight
-    if by.scale is None:
-        return "its weights are not fp8"
-    if weight.device.type != "cuda":
-        return None  # in torch, for tests
-    if not has_kernels(weight.device):
-        return "it needs Triton and a GPU of Hopper's generation or later"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"its rows are {dtype}"
-    if weight.shape[1] % _FEWEST_INPUTS or not weight.is_contiguous():
-        return f"it has {weight.shape[1]} inputs"
-    return None
+    if by.scale is None or weight.device.type != "cuda":
+        return by.scale is not None  # in torch, where there is no kernel
+    half = dtype in (torch.bfloat16, torch.float16)
+    return (
+        has_kernels(weight.device)
+        and half
+        and weight.shape[1] % _FEWEST_INPUTS == 0
+        and weight.is_contiguous()
+    )
 
 
 def input_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -175,10 +173,10 @@ def gemm_partials(
     x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, config: KernelConfig
 ) -> Tensor:
     """x [m, k] as input times weight [n, k] and its scale [n] on a GPU, as partials [split, m, n]: fp32, or `dtype` for one."""
-    from tad.decoding.engine.gemm_kernel import launch
+    from tad.decoding.engine.kernels import launch_gemm
 
     out = new_partials(x, weight, config.split, dtype)
-    launch(x if x.stride(1) == 1 else x.contiguous(), weight, scale, out, config)
+    launch_gemm(x if x.stride(1) == 1 else x.contiguous(), weight, scale, out, config)
     return out
 
 

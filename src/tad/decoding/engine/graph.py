@@ -70,32 +70,24 @@ def engine_for(model: MaskedDiffusionModel, adapter: bool | None = None) -> Grap
 
 
 class GraphEngine:
-    """See the module. `compiled`, `capture` and `fused` default to what pays: all on CUDA (without Triton only
-    `capture`), none elsewhere. `fused` compiles the decisions too, for each decoder anew, which takes some seconds at its
-    first use; other thresholds and prompts then take none. `bucketed` rounds sizes up to a few, by default where steps are
-    captured. `gemm` and `attention` say whose kernels serve few tokens (`tad.decoding.engine.network`): our own for fp8
-    weights, which are tuned when the engine is made, leave activations unrounded; that for attention serves one row whose
-    prompt fills its room. `adapter`: an attached adapter is on (in merged weights of their own) or off."""
+    """See the module. `compiled` defaults to what pays: on CUDA with Triton. There the decisions are compiled too, for each
+    decoder anew, which takes some seconds at its first use; other thresholds and prompts then take none. `kernels`: see
+    `Network`. `adapter`: an attached adapter is on (in merged weights of their own) or off."""
 
     def __init__(
         self,
         model: MaskedDiffusionModel,
         compiled: bool | None = None,
-        capture: bool | None = None,
-        fused: bool | None = None,
-        bucketed: bool | None = None,
-        gemm: str = "auto",
-        attention: str = "auto",
+        kernels: bool | None = None,
         adapter: bool | None = None,
     ) -> None:
         cuda = model.device.type == "cuda"
         self.model, self.device, self.adapter = model, model.device, adapter
         self.compiled = can_compile(model.device) if compiled is None else compiled
-        self.fused = self.compiled and cuda if fused is None else fused
+        self.fused = self.compiled and cuda  # laying out and decisions are compiled
         with self.there():
-            self.network = Network(model, self.compiled, gemm, attention, adapter)
-        self.graphs = CudaGraphCache(cuda if capture is None else capture and cuda, MAX_GRAPHS)
-        self.bucketed = self.graphs.capture if bucketed is None else bucketed
+            self.network = Network(model, self.compiled, kernels, adapter)
+        self.graphs = CudaGraphCache(cuda, MAX_GRAPHS)
         self.pools: dict[bool, list[KVPool]] = {
             True: [],
             False: [],
@@ -123,8 +115,7 @@ class GraphEngine:
     def acquire(self, spec: DecodeSpec, slots: int, tenant: object = None) -> GraphForward:
         """Slots for rows of this spec, or a little larger ones, made or found again. What rows of the same tenant left in them may
         be shared by later ones; without a tenant nothing is."""
-        if self.bucketed:
-            spec, slots = replace(spec, prompt_len=prompt_bucket(spec.prompt_len)), slot_bucket(slots)
+        spec, slots = replace(spec, prompt_len=prompt_bucket(spec.prompt_len)), slot_bucket(slots)
         with self.lock, self.there():
             pools = self.pools[spec.decoder.cache.stores]
             free = [pool for pool in pools if pool not in self._in_use]
@@ -147,8 +138,7 @@ class GraphEngine:
     def grow(self, forward: GraphForward, slots: int) -> GraphForward:
         """The same rows with room for more. Slots follow each other in a pool, so that keys and values stay in place."""
         with self.lock, self.there():
-            slots = slot_bucket(slots) if self.bucketed else slots
-            found = self._forward(forward.spec, slots, forward.pool, keep=True)
+            found = self._forward(forward.spec, slot_bucket(slots), forward.pool, keep=True)
             found.state.clear()
             found.state.put(torch.arange(forward.slots, device=self.device), forward.state)
             return found
@@ -217,15 +207,13 @@ class GraphForward:
 
     def sizes(self, rows: Mapping[int, tuple[Request, RowFacts]]) -> GraphSizes:
         spec = self.spec
-        shape = StepShape.exact(
+        shape = StepShape.holding(
             [facts.queries for _, facts in rows.values()],
             [facts.candidates for _, facts in rows.values()],
-            alone=self.slots == 1,
+            self.slots,
+            spec.kv_len,
+            spec.length,
         )
-        if self.engine.bucketed:
-            shape = shape.rounded(self.slots, spec.kv_len, spec.length)
-        elif self.engine.compiled:
-            shape = shape.plural(spec.length)
         room = (spec.prompt_len, spec.length)
         uneven = any((len(request.prompt), request.length) != room for request, _ in rows.values())
         # With several slots it stays so: a batch would else end in graphs of its own for its longest rows.

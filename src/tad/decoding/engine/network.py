@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tad.decoding.engine.add_norm import rms_norm
-from tad.decoding.engine.autotune import KERNELS, LIBRARY, LinearOps, few_row_ops
+from tad.decoding.engine.autotune import LIBRARY, LinearOps, few_row_ops
 from tad.decoding.engine.buckets import StepShape
 from tad.decoding.engine.gemm import MAX_ROWS, has_kernels, input_dtype, takes_heads
 from tad.decoding.engine.kv_pool import KVView
@@ -24,7 +24,6 @@ from tad.decoding.engine.layout import PackedQueries, QueryLayout, Spans
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import LayerWeights, read_weights, rows_of
 from tad.decoding.step import scatter_rows
-from tad.errors import TadError
 from tad.models import MaskedDiffusionModel
 from tad.models.layers import rotary_table, rotate
 from tad.models.shape import Shape
@@ -34,31 +33,25 @@ MAX_QUERIES = 256  # of a row that sees everything, that our own attention serve
 
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
-    fused kernels, one compilation for all layers and all sizes. `gemm` and `attention` say who multiplies a few rows with
-    fp8 weights, and who applies RoPE, writes keys and values, and attends for a few rows: the library (`torch`), our own
-    kernels (`triton`), or those where they run (`auto`). `adapter`: see `read_weights`."""
+    fused kernels, one compilation for all layers and all sizes. `kernels`: our own serve few tokens (they multiply with fp8
+    weights, apply RoPE, write keys and values, attend), by default on a GPU that runs them; `True` elsewhere takes the same
+    way with the library's operations. `adapter`: see `read_weights`."""
 
     def __init__(
         self,
         model: MaskedDiffusionModel,
         compiled: bool,
-        gemm: str = "auto",
-        attention: str = "auto",
+        kernels: bool | None = None,
         adapter: bool | None = None,
     ) -> None:
         self.model, self.shape = model, model.shape
         self.layers = read_weights(model, adapter)
-        if attention not in KERNELS:
-            raise TadError(f"attention is one of {', '.join(KERNELS)}, not {attention!r}")
-        fits = has_kernels(model.device) and model.dtype in (torch.bfloat16, torch.float16)
-        fits = fits and takes_heads(model.shape.head_dim)
-        if attention == "triton" and not fits:
-            raise TadError(
-                "attention 'triton' needs half precision on a GPU of Hopper's generation or later, and heads of 16, 32, 64 or 128"
-            )
-        self.attends_few = fits and attention != "torch"
+        half = model.dtype in (torch.bfloat16, torch.float16)
+        runs = has_kernels(model.device) and half and takes_heads(model.shape.head_dim)
+        self.attends_few = runs and kernels is not False
         self.ops = LayerOps(model, compiled, rope_kernel=self.attends_few)
-        linear = few_row_ops(self.layers, model.shape, model.dtype, gemm)
+        tuned = model.device.type == "cuda" if kernels is None else kernels
+        linear = few_row_ops(self.layers, model.shape, model.dtype) if tuned else None
         self.few_row_ops = None if linear is None else LayerOps(model, compiled, linear)
 
     def ops_for(self, tokens: int) -> LayerOps:
@@ -127,7 +120,7 @@ class Network:
 def _attend_spans(
     query: Tensor, keys: Tensor, values: Tensor, spans: Spans, width: int, room: int, dtype: torch.dtype
 ) -> Tensor:
-    from tad.decoding.engine.attention_kernel import attend_spans
+    from tad.decoding.engine.kernels import attend_spans
 
     return attend_spans(query, keys, values, spans, width, room, dtype)
 

@@ -26,10 +26,10 @@ def apply_rope_and_write(
     """The queries [n, heads, dim]; keys and values are written."""
     count, heads, kv_heads, dim = partials.shape[1], shape.heads, shape.kv_heads, shape.head_dim
     if partials.is_cuda:
-        from tad.decoding.engine.rope_kernel import launch
+        from tad.decoding.engine.kernels import launch_rope
 
         out = keys.new_empty(count, heads, dim)
-        launch(partials, bias, head_norms, shape.eps, cos, sin, kv_index, out, keys, values)
+        launch_rope(partials, bias, head_norms, shape.eps, cos, sin, kv_index, out, keys, values)
         return out
     joint = partials.sum(0)
     joint = (joint if bias is None else joint + bias).to(keys.dtype).view(count, -1, dim)
