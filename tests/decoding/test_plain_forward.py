@@ -76,23 +76,6 @@ def test_head_runs_at_candidates_only(lm: LM, prompts, monkeypatch: pytest.Monke
     assert asked == [16 - step % 16 for step in range(64)]
 
 
-def test_guidance_zero_is_no_guidance_and_a_strong_one_changes_tokens(lm: LM, prompts) -> None:
-    plain = decode(lm, prompts, decoder="llada", gen_length=32)
-    assert [r.tokens for r in decode(lm, prompts, decoder="llada", gen_length=32, cfg=0.0)] == [
-        r.tokens for r in plain
-    ]
-    guided = decode(lm, prompts, decoder="llada", gen_length=32, cfg=2.0)
-    assert [r.tokens for r in guided] != [r.tokens for r in plain]
-    assert all(row.forwards <= 32 for row in guided)
-
-
-def test_suppressed_eos_is_never_revealed(lm: LM, prompts) -> None:
-    rows = decode(lm, prompts, decoder="llada", gen_length=64, suppress_ends="eos-logits", stop="off")
-    assert all(lm.tokens.eos not in row.tokens for row in rows)
-    usual = decode(lm, prompts, decoder="llada", gen_length=64, stop="off")
-    assert any(lm.tokens.eos in row.tokens for row in usual)
-
-
 def test_eager_stop_fills_behind_the_first_end_token_at_once(lm: LM, prompts) -> None:
     for eager in decode(lm, prompts, decoder="tad", gen_length=64, stop="eager"):
         end = len(eager.content)

@@ -62,7 +62,7 @@ def training_mask(case: Case, positions: Tensor) -> AttentionMask:
     """[noisy ; clean] of one sample after the other: positions start at 0 in every half."""
     halves = (positions == 0).cumsum(-1) - 1
     blocks = positions // block_size(case)
-    return AttentionMask(blocks=blocks, noisy=halves % 2 == 0, samples=halves // 2)
+    return AttentionMask.noisy_and_clean(blocks, halves % 2 == 0, samples=halves // 2)
 
 
 def fed_in_pieces(case: Case) -> list[tuple[int, Tensor, int]]:

@@ -122,7 +122,7 @@ def test_requests_that_come_at_any_moment_are_answered_as_alone(
             seed=number,
             temperature=dice.choice((0.0, 0.9)),
         )
-        for number in range(20)
+        for number in range(12)
     ]
     with running(lm, batch=6) as engine:
         heard = []
@@ -132,7 +132,7 @@ def test_requests_that_come_at_any_moment_are_answered_as_alone(
             time.sleep(dice.random() * 0.02)
         for asked, one in zip(jobs, heard, strict=True):
             assert_as_alone(lm, asked, one.end())
-        assert engine.counts.finished == 20
+        assert engine.counts.finished == 12
         assert engine.counts.forwards < engine.counts.row_forwards  # some forwards were shared
 
 

@@ -49,14 +49,28 @@ class AttentionMask:
     """Full attention by default; `keys` hides padding, `blocks` makes it block-causal. Both may be given.
 
     `noisy` and `samples` belong to the training layout of block-diffusion models, in which a row holds a noisy and a
-    clean copy of its tokens; they need `blocks`. A noisy block sees itself and the clean blocks before it, the clean copy is
-    block-causal by itself: so every noisy block has the prefix it would have in decoding, all of them in one forward.
+    clean copy of its tokens (`noisy_and_clean`); they need `blocks`.
     """
 
     keys: Tensor | None = None  # [batch, length] bool, True where the position is real
     blocks: Tensor | None = None  # [batch or 1, length] int: a query sees its own block and the earlier ones
     noisy: Tensor | None = None  # [batch or 1, length] bool: in the noisy copy
     samples: Tensor | None = None  # [batch or 1, length] int: samples of a packed row do not see each other
+
+    @classmethod
+    def padded(cls, keys: Tensor) -> AttentionMask:
+        """Nobody sees padding; left and right padding are the same to this mask."""
+        return cls(keys=keys.bool())
+
+    @classmethod
+    def noisy_and_clean(
+        cls, blocks: Tensor, noisy: Tensor, samples: Tensor | None = None, keys: Tensor | None = None
+    ) -> AttentionMask:
+        """A noisy block sees itself and the clean blocks before it; the clean copy is block-causal by itself.
+
+        So every noisy block has the prefix it would have in decoding, all of them in one forward.
+        """
+        return cls(keys, blocks, noisy, samples)
 
     def dense(self, cache_position: Tensor | slice | None = None) -> Tensor | None:
         """[batch, 1, queries, length] bool, True where a query sees a key; None where all see all."""

@@ -163,7 +163,7 @@ def mask_of(model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) 
     real = positions < padded.lengths[:, None] if padded.padded else None
     if padded.clean_start is not None and padded.block is not None:
         blocks = block_index(positions_of(padded), 0, padded.block[:, None], "absolute")
-        return AttentionMask(blocks=blocks, noisy=positions < padded.clean_start[:, None], keys=real)
+        return AttentionMask.noisy_and_clean(blocks, positions < padded.clean_start[:, None], keys=real)
     layout = None if full or padded.block is None else BlockLayout(padded.block[:, None])
     return model.attention_mask(positions, padded.prompt_len[:, None], real, layout)
 
