@@ -140,8 +140,8 @@ def bundle_students(study: Study, seed: int) -> None:
     for method, name in NAMES.items():
         cell = next(
             cell
-            for _, found, number, get in study.cells()
-            if found == method and number == seed and (cell := get()) is not None and cell.trial is None
+            for _, found, number, cell in study.cells()
+            if found == method and number == seed and cell is not None and cell.trial is None
         )
         folder = study.student_folder(cell)
         result = find_result(folder) if folder is not None else None

@@ -234,7 +234,7 @@ def _plain_files(study: StudyPlan) -> Iterable[Path]:
     and the window go along: a round that is not finished collects again."""
     out = study.out
     yield from (path for path in (out / STUDY,) if path.is_file())
-    sources = [cell.source for _, _, _, get in study.cells() if (cell := get()) is not None and cell.source]
+    sources = [cell.source for _, _, _, cell in study.cells() if cell is not None and cell.source]
     rounds = {study.store_folder(source) for source in sources if source.teacher is not None}
     for folder in sorted((out / "stores").glob("*")):
         if folder in rounds:
@@ -251,8 +251,7 @@ def _adapters(study: StudyPlan, keep: Collection[str]) -> list[Path]:
     """Adapters that are kept, then those whose cells have runs to make or whose next round is not trained."""
     kept: list[Path] = []
     unfinished: list[Path] = []
-    for _, name, _, get in study.cells():
-        cell = get()
+    for _, name, _, cell in study.cells():
         folder = None if cell is None else study.student_folder(cell)
         result = None if folder is None else find_result(folder)
         if cell is None:
@@ -372,7 +371,7 @@ def _tuning_answers(recipe: StudyRecipe, folder: Path) -> set[str]:
     if recipe.tuning is None:
         return set()
     plan = StudyPlan(recipe, folder)
-    found = [get() for table, _, _, get in plan.cells() if table == TUNING]
+    found = [cell for table, _, _, cell in plan.cells() if table == TUNING]
     return {plan.hashes.answers(cell) for cell in found if cell is not None}
 
 

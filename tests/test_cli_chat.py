@@ -258,7 +258,7 @@ def test_interrupt_at_a_terminal_keeps_the_conversation(
     def interrupt(screen: object, step: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_show", interrupt)
+    monkeypatch.setattr("tad.canvas.terminal.LiveCanvas.take", interrupt)
     screen = type_in(monkeypatch, model, "hi", "/retry")
     assert "stopped; the question is not kept" in screen
     assert "error: /retry: nothing has been asked yet" in screen

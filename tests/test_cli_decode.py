@@ -73,34 +73,31 @@ def test_pipe_gets_the_plain_text_and_nothing_else(model: str, lm: tad.LM) -> No
     assert result.stdout == tad.generate(lm, "hello", gen_length=16, block=8).text + "\n"
 
 
-def test_json_has_one_object_per_prompt(model: str, lm: tad.LM) -> None:
-    found = records(run("generate", model, "hello", "--json", *SHORT, "--threshold", "0.3"))
-    expected = tad.generate(lm, "hello", gen_length=16, block=8, threshold=0.3)
-    assert len(found) == 1
-    assert found[0]["prompt"] == "hello"
-    assert found[0]["text"] == expected.text
-    assert found[0]["tokens"] == expected.tokens
-    assert found[0]["steps"] == expected.decoded.steps
-    assert found[0]["confidence"] == pytest.approx(expected.decoded.confidence)
-    assert found[0]["forwards"] == expected.forwards
-    assert found[0]["tpf"] == expected.tpf
-    assert found[0]["tpf_all"] == expected.tpf_all
-    assert found[0]["seconds"] > 0
-    assert found[0]["decoder"]["name"] == "tad"
-    assert found[0]["decoder"]["threshold"] == 0.3
-    assert found[0]["decoder"]["block"] == 8
-
-
-def test_seed_and_temperature_reach_the_decoder(model: str, lm: tad.LM) -> None:
-    found = records(run("generate", model, "hello", "--json", *SHORT, "--temperature", "1", "--seed", "7"))
-    expected = tad.generate(lm, "hello", gen_length=16, block=8, temperature=1.0, seed=7)
-    assert found[0]["tokens"] == expected.tokens
-    assert found[0]["seed"] == 7
-
-
-def test_raw_leaves_the_chat_format_out(model: str, lm: tad.LM) -> None:
-    found = records(run("generate", model, "hello", "--raw", "--json", *SHORT))
-    assert found[0]["tokens"] == tad.generate(lm, "hello", gen_length=16, block=8, raw=True).tokens
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (("--threshold", "0.3"), {"threshold": 0.3}),
+        (("--temperature", "1", "--seed", "7"), {"temperature": 1.0, "seed": 7}),
+        (("--raw",), {"raw": True}),
+    ],
+)
+def test_json_has_everything_of_an_answer(
+    model: str, lm: tad.LM, words: tuple[str, ...], settings: dict[str, Any]
+) -> None:
+    (found,) = records(run("generate", model, "hello", "--json", *SHORT, *words))
+    expected = tad.generate(lm, "hello", gen_length=16, block=8, **settings)
+    assert (found["prompt"], found["text"]) == ("hello", expected.text)
+    assert (found["tokens"], found["steps"]) == (expected.tokens, expected.decoded.steps)
+    assert found["confidence"] == pytest.approx(expected.decoded.confidence)
+    assert (found["forwards"], found["tpf"], found["tpf_all"]) == (
+        expected.forwards,
+        expected.tpf,
+        expected.tpf_all,
+    )
+    assert found["seconds"] > 0
+    assert found["seed"] == settings.get("seed", 0)
+    assert (found["decoder"]["name"], found["decoder"]["block"]) == ("tad", 8)
+    assert found["decoder"]["threshold"] == settings.get("threshold", 0.5)
 
 
 def test_model_without_tokenizer_takes_and_gives_ids(bare: str) -> None:
@@ -118,34 +115,34 @@ def test_model_without_tokenizer_takes_and_gives_ids(bare: str) -> None:
 # Where prompts come from
 
 
-def test_text_file_is_a_prompt_per_line(model: str, lm: tad.LM, tmp_path: Path) -> None:
-    (tmp_path / "some.txt").write_text("first\n\n{second}\nand a third one\n")
-    found = records(
-        run("generate", model, "--file", str(tmp_path / "some.txt"), "--json", *SHORT, "--batch-size", "2")
-    )
-    assert [record["prompt"] for record in found] == ["first", "{second}", "and a third one"]
-    for record in found:
-        assert record["tokens"] == tad.generate(lm, record["prompt"], gen_length=16, block=8).tokens
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two\nlines"}]
+ODD = ["a\u2028b", "c\x0cd\x85e"]  # only newlines end a prompt
 
 
-def test_jsonl_file_has_prompts_and_chats(model: str, lm: tad.LM, tmp_path: Path) -> None:
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two\nlines"}]
-    path = tmp_path / "some.jsonl"
-    path.write_text(json.dumps({"prompt": "first", "id": 3}) + "\n" + json.dumps({"messages": chat}) + "\n")
-    found = records(run("generate", model, "--file", str(path), "--json", *SHORT))
-    assert [record["prompt"] for record in found] == ["first", chat]
-    assert found[1]["tokens"] == tad.generate(lm, chat, gen_length=16, block=8).tokens
-
-
-@pytest.mark.parametrize("words", [(), ("-",), ("--file", "-")])
-def test_piped_input_is_read_as_lines(model: str, words: tuple[str, ...]) -> None:
-    found = records(run("generate", model, *words, "--json", *SHORT, given="one\ntwo\n"))
-    assert [record["prompt"] for record in found] == ["one", "two"]
-
-
-def test_piped_json_lines_are_recognised(model: str) -> None:
-    found = records(run("generate", model, "--json", *SHORT, given='{"prompt": "one"}\n'))
-    assert found[0]["prompt"] == "one"
+@pytest.mark.parametrize(
+    ("name", "text", "prompts"),
+    [
+        ("some.txt", "first\n\n{second}\nand a third one\n", ["first", "{second}", "and a third one"]),
+        ("some.txt", "\n".join(ODD), ODD),
+        ("some.jsonl", json.dumps({"prompt": "first", "id": 3}) + "\n" + json.dumps({"messages": CHAT}), ["first", CHAT]),
+        ("some.jsonl", "\n".join(json.dumps({"prompt": one}, ensure_ascii=False) for one in ODD), ODD),
+        (None, "one\ntwo\n", ["one", "two"]),
+        ("-", "one\ntwo\n", ["one", "two"]),
+        (None, '{"prompt": "one"}\n', ["one"]),
+    ],
+)  # fmt: skip
+def test_prompts_come_from_files_and_pipes_as_lines_and_json(
+    model: str, lm: tad.LM, tmp_path: Path, name: str | None, text: str, prompts: list[Any]
+) -> None:
+    words, given = ("--file", str(tmp_path / str(name))), None
+    if name in (None, "-"):
+        words, given = ("--file", "-") if name else (), text
+    else:
+        (tmp_path / str(name)).write_text(text, encoding="utf-8")
+    result = run("generate", model, *words, "--json", *SHORT, "--batch-size", "2", given=given)
+    found = [json.loads(line) for line in result.stdout.strip().split("\n")]
+    assert [record["prompt"] for record in found] == prompts
+    assert found[-1]["tokens"] == tad.generate(lm, prompts[-1], gen_length=16, block=8).tokens
 
 
 def test_plain_answers_are_separated_by_a_blank_line(model: str, lm: tad.LM) -> None:
@@ -439,16 +436,6 @@ def test_every_name_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[1] / "docs" / "reference" / "decoders.md").read_text()
     for name in (*DECODERS, *SCHEDULES, *RULES, *CACHES, "end", "block", "eager", "off"):
         assert f"`{name}`" in page, name
-
-
-def test_only_newlines_end_a_prompt(model: str, tmp_path: Path) -> None:
-    prompts = ["a\u2028b", "c\x0cd\x85e"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
-    lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts)
-    (tmp_path / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
-    for name in ("prompts.txt", "prompts.jsonl"):
-        result = run("generate", model, "--file", str(tmp_path / name), "--json", *SHORT)
-        assert [json.loads(line)["prompt"] for line in result.stdout.strip().split("\n")] == prompts
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # Python's own in a UTF-8 locale and in C

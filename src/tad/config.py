@@ -1,6 +1,6 @@
 """Typed recipes: a YAML file, checked against a schema, with dotted overrides from the command line.
 
-A schema is a subclass of `Recipe`. Unknown keys, wrong types and missing files are one-line errors that name the
+A schema is a subclass of `Recipe`. Unknown keys and wrong types are one-line errors that name the
 field and the fix. This module knows no particular recipe: each room declares its own schema.
 
 A file may hold several recipes that differ in a few lines: `variants` maps a recipe's name to what it changes, laid over
@@ -13,10 +13,10 @@ import difflib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tad.errors import TadError
 
@@ -29,15 +29,6 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-
-def _must_exist(path: Path) -> Path:
-    if not path.exists():
-        raise ValueError(f"no such file or directory: {path}")
-    return path
-
-
-ExistingPath = Annotated[Path, AfterValidator(_must_exist)]
-"""A path that must be there when the recipe is read."""
 
 R = TypeVar("R", bound=Recipe)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_complete_chain_does_nothing_again(
     monkeypatch.setattr("tad.evaluation.study.pool.distill", never)
     monkeypatch.setattr("tad.evaluation.run.decode", never)
     monkeypatch.setattr("tad.trajectories.collect.roll_out", never)
-    monkeypatch.setattr("tad.evaluation.study.chain.measure_window", never)
+    monkeypatch.setattr("tad.evaluation.study.pool.measure_window", never)
     watch = Listener()
     assert Chain(run_recipe(world), done[0], watch).run(WORK)
     assert sum("trained before" in line for line in watch.lines) == 2
@@ -225,50 +226,36 @@ def test_the_base_comes_back_from_training_as_it_was(world: Path, tmp_path: Path
     values = recipe.distill_recipe(
         "speed", str(chain.store), {**recipe.students["speed"], "precision": "bf16"}
     )
-    pool.train(values, tmp_path / "student")
+    pool.train(values, tmp_path / "student", Listener())
     after = dict(pool.base().model.named_parameters())
     assert set(before) == set(after)
     assert all((before[name] == after[name]).all() for name in before)
 
 
-def report_of(crossings: dict[str, float]) -> WindowReport:
-    decay = Decay([0.9, 0.6, 0.4], [0.9] * 3, [0.9] * 3, [5] * 3, 4, 8, False)
-    windows = {
-        name: Window(level, crossing, 3 if crossing != crossing else round(crossing), 1.0, 3.0)
-        for (name, crossing), level in zip(crossings.items(), (0.5, 0.2), strict=True)
-    }
-    return WindowReport("teacher", "m", decay, decay, windows)
-
-
 def test_a_window_that_is_not_reached_is_said_with_its_stand_in() -> None:
-    lines = explain_windows(report_of({"quality": 2.4, "speed": float("nan")}))
-    assert "quality window 2: confidence falls to 0.5 after 2.4 steps" in lines[0]
-    assert "speed window 3, the cap: confidence does not fall to 0.2 within the 3 steps" in lines[1]
-    assert "it is 0.40 there" in lines[1]
-    assert "WARNING: measured on 4 trajectories" in lines[2]
-    assert len(lines) == 3
+    decay = Decay([0.9, 0.6, 0.4], [0.9] * 3, [0.9] * 3, [5] * 3, 4, 8, False)
+    windows = {"quality": Window(0.5, 2.4, 2, 1.0, 3.0), "speed": Window(0.2, math.nan, 3, 1.0, 3.0)}
+    reached, cap, few = explain_windows(WindowReport("teacher", "m", decay, decay, windows))
+    assert "quality window 2" in reached
+    assert "speed window 3, the cap" in cap
+    assert "4 trajectories" in few
 
 
-def test_equal_windows_are_said() -> None:
-    lines = explain_windows(report_of({"quality": float("nan"), "speed": float("nan")}))
-    assert "the windows are equal" in lines[-1]
-
-
-def test_sections_are_laid_over_each_other_but_another_objective_replaces_the_first() -> None:
-    below = {"objective": {"name": "tad", "window": 8}, "learning": {"lr": 1, "steps": 2}}
-    above = {"learning": {"lr": 3}}
-    assert lay_over(below, above) == {
-        "objective": {"name": "tad", "window": 8},
-        "learning": {"lr": 3, "steps": 2},
-    }
-    assert lay_over(below, {"objective": {"window": 4}})["objective"] == {"name": "tad", "window": 4}
-    assert lay_over(below, {"objective": {"name": "sft"}})["objective"] == {"name": "sft"}
-
-
-def test_an_objective_without_a_name_is_the_default_one() -> None:
-    shared, own = {"objective": {"lambda": 2.0}}, {"objective": {"name": "tad", "window": 4}}
-    assert lay_over(shared, own) == {"objective": {"lambda": 2.0, "name": "tad", "window": 4}}
-    assert lay_over(shared, {"objective": {"name": "d2f"}}) == {"objective": {"name": "d2f"}}
+@pytest.mark.parametrize(
+    ("below", "above", "expected"),
+    [
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}, {"a": {"b": 3, "c": 2}}),
+        ({"o": {"name": "tad", "window": 8}}, {"o": {"window": 4}}, {"o": {"name": "tad", "window": 4}}),
+        ({"o": {"name": "tad", "window": 8}}, {"o": {"name": "sft"}}, {"o": {"name": "sft"}}),
+        # An objective without a name is the default one.
+        ({"o": {"lambda": 2}}, {"o": {"name": "tad", "window": 4}}, {"o": {"lambda": 2, "name": "tad", "window": 4}}),
+        ({"o": {"lambda": 2}}, {"o": {"name": "d2f"}}, {"o": {"name": "d2f"}}),
+    ],
+)  # fmt: skip
+def test_sections_are_laid_over_each_other_but_another_objective_replaces_the_first(
+    below: dict, above: dict, expected: dict
+) -> None:
+    assert lay_over(below, above) == expected
 
 
 @pytest.mark.parametrize(

@@ -47,16 +47,20 @@ def run(*words: Any) -> Result:
 def test_a_run_prints_a_table_with_progress_and_writes_its_files(
     model: str, own: list[str], tmp_path: Path
 ) -> None:
-    result = run("eval", model, *own, "--decoder", "one-by-one", "--out", tmp_path / "r", "--batch", 5)
+    words = ["eval", model, *own, "--decoder", "one-by-one", "--out", tmp_path / "r"]
+    result = run(*words, "--batch", 5, "--levels")
     assert result.exit_code == 0
     assert "50.0 ± 15.1" in result.stdout
+    assert result.stdout.count("  level ") == 3
     assert f"written: {tmp_path / 'r'}" in result.stdout
     assert "5/12  accuracy" in result.stderr
     assert "TPF" in result.stderr
     files = {path.name for path in (tmp_path / "r").iterdir() if not path.name.startswith(".")}
     assert files == {"eval.json", "rows.jsonl", "summary.json", "run.json"}
-    again = run("eval", model, *own, "--decoder", "one-by-one", "--out", tmp_path / "r", "--json")
+    again = run(*words, "--json")
     assert json.loads(again.stdout)["overall"]["tad"]["accuracy"] == 50
+    with pytest.raises(TadError, match="holds a single run, not a sweep"):
+        run(*words, "--sweep")
 
 
 def test_tasks_may_have_templates_of_their_own(model: str, own: list[str], tmp_path: Path) -> None:
@@ -72,13 +76,11 @@ def test_tasks_may_have_templates_of_their_own(model: str, own: list[str], tmp_p
         run("eval", model, "--tasks", "nano-word:mine", *own[2:], "--out", tmp_path / "s")
 
 
-def test_levels_are_printed_when_asked(model: str, own: list[str], tmp_path: Path) -> None:
-    result = run("eval", model, *own, "--out", tmp_path / "r", "--levels", "--limit", 6)
-    assert result.stdout.count("  level ") == 3
-
-
 def test_a_sweep_prints_and_writes_its_points(model: str, own: list[str], tmp_path: Path) -> None:
-    result = run("eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s", "--y-max", "75")
+    words = ["eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s", "--y-max", "75"]
+    assert f"tad regrade {tmp_path / 's'}" in run(*words, "--no-grade").stdout
+    run("regrade", tmp_path / "s", "--missing")
+    result = run(*words)
     assert "75.0 (given)" in result.stdout
     assert "one token" in result.stdout
     points = json.loads((tmp_path / "s" / "points.json").read_text())
@@ -87,6 +89,8 @@ def test_a_sweep_prints_and_writes_its_points(model: str, own: list[str], tmp_pa
     assert found["aup"]["value"] > 0
     shown = run("points", tmp_path / "s", "--y-max", "75", "--json")
     assert json.loads(shown.stdout) == points
+    assert f"TPF at base - {TOLERANCE:g}" in result.stdout
+    assert "TPF at base - 7" in run("points", tmp_path / "s", "--tolerance", "7").stdout
 
 
 def test_decoded_texts_are_graded_by_another_command(model: str, own: list[str], tmp_path: Path) -> None:
@@ -95,13 +99,6 @@ def test_decoded_texts_are_graded_by_another_command(model: str, own: list[str],
     result = run("regrade", tmp_path / "r")
     assert "12 verdicts changed" in result.stderr
     assert "50.0 ± 15.1" in result.stdout
-
-
-def test_a_sweep_is_decoded_first_and_graded_later(model: str, own: list[str], tmp_path: Path) -> None:
-    result = run("eval", model, *own, "--threshold", "0.5,4", "--no-grade", "--out", tmp_path / "s")
-    assert f"tad regrade {tmp_path / 's'}" in result.stdout
-    run("regrade", tmp_path / "s", "--missing")
-    assert "AUP" in run("points", tmp_path / "s").stdout
 
 
 def test_ungraded_templates_and_prompts_that_do_not_fit_print_as_dashes(
@@ -127,12 +124,6 @@ def test_runs_are_compared(model: str, own: list[str], tmp_path: Path) -> None:
     assert list(found["table"]["tasks"].values()) == [EXAMPLES]
 
 
-def test_the_tolerance_of_the_commands_is_the_analysis_s(model: str, own: list[str], tmp_path: Path) -> None:
-    run("eval", model, *own, "--threshold", "0.5,4", "--out", tmp_path / "s")
-    assert f"TPF at base - {TOLERANCE:g}" in run("points", tmp_path / "s").stdout
-    assert "TPF at base - 7" in run("points", tmp_path / "s", "--tolerance", "7").stdout
-
-
 def test_throughput_compares_methods(model: str, own: list[str], world: Path, tmp_path: Path) -> None:
     load(model, device="cpu").attach(rank=2).save_pretrained(tmp_path / "speed" / "adapter")
     task = ["--task", f"jsonl:{world / 'questions.jsonl'}", *own[2:], "--limit", 4, "--warmup", 1]
@@ -145,11 +136,6 @@ def test_throughput_compares_methods(model: str, own: list[str], world: Path, tm
     assert "commit" in found["machine"]
     with pytest.raises(TadError, match="--method base"):
         run("throughput", model, *task, "--method", "base")
-
-
-def test_task_options_are_set_by_name(model: str, world: Path, own: list[str], tmp_path: Path) -> None:
-    run("eval", model, *own, "--set", "jsonl.contained=true", "--out", tmp_path / "r", "--limit", 2)
-    assert Results.open(tmp_path / "r").meta.tasks[0]["options"] == {"contained": True}
 
 
 TAD = ("--decoder", "tad", "--gen-length", "64")
@@ -206,20 +192,18 @@ def test_an_adapter_of_another_base_is_refused(
         run("eval", model, *own, "--adapter", tmp_path / "adapter", "--out", tmp_path / "r")
 
 
-def test_an_adapter_is_part_of_the_run(model: str, own: list[str], tmp_path: Path) -> None:
+def test_an_adapter_and_the_options_of_a_task_are_part_of_the_run(
+    model: str, own: list[str], tmp_path: Path
+) -> None:
     load(model, device="cpu").attach(rank=2).save_pretrained(tmp_path / "adapter")
-    run("eval", model, *own, "--adapter", tmp_path / "adapter", "--out", tmp_path / "r", "--limit", 2)
+    words = ["--out", tmp_path / "r", "--limit", 2, "--set", "jsonl.contained=true"]
+    run("eval", model, *own, "--adapter", tmp_path / "adapter", *words)
     meta = Results.open(tmp_path / "r").meta
+    assert meta.tasks[0]["options"] == {"contained": True}
     assert meta.adapter is not None
     assert Path(meta.source["adapter"]).name == "adapter"
     with pytest.raises(TadError, match=r"adapter is '[0-9a-f]+' there and None here"):
-        run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2)
-
-
-def test_a_sweep_and_a_run_do_not_share_a_directory(model: str, own: list[str], tmp_path: Path) -> None:
-    run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2)
-    with pytest.raises(TadError, match="holds a single run, not a sweep"):
-        run("eval", model, *own, "--out", tmp_path / "r", "--limit", 2, "--sweep")
+        run("eval", model, *own, *words)
 
 
 def test_what_holds_no_runs_is_said(tmp_path: Path) -> None:

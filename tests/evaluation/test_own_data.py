@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tad.cli import app
 from tad.config import load_recipe
 from tad.errors import TadError
-from tad.evaluation.study.chain import warn_of_epochs
 from tad.evaluation.study.own_data import warn_of_few, write_recipe
+from tad.evaluation.study.pool import warn_of_epochs
 from tad.evaluation.study.recipe import RunRecipe
 from tad.trajectories.store import ShardStats, StoreMeta, TrajectoryStore
 from tiny_lm import write_checkpoint

@@ -20,7 +20,7 @@ from tad.errors import TadError
 from tad.evaluation import tabulate_folders
 from tad.evaluation.report import Report, write_report
 from tad.evaluation.report.gather import Gathered, gather
-from tad.evaluation.report.replay import spell
+from tad.evaluation.report.replay import Scene, replay_rows
 from tad.evaluation.study import Study
 from tad.evaluation.tables import list_verdicts
 
@@ -390,36 +390,34 @@ def test_cells_spell_the_answer_and_know_their_forward(page: str) -> None:
     assert all(step == "0" for kind, step, _ in cells if kind == "filler")
 
 
+def replay(folder: Path, example: str | None = None) -> tuple[list[Scene], list[str]]:
+    """The scenes of a directory, and what is said of them."""
+    found = gather([folder], resamples=5)
+    (part,) = found.parts
+    assert part.group is not None
+    return replay_rows(part.group, part.main, example, found.notes), found.notes
+
+
 def test_the_example_can_be_chosen(folder: Path, tmp_path: Path) -> None:
-    done = write_report([folder], tmp_path / "p.html", example="nano-math/test/3", resamples=5)
-    assert "<b>nano-math/test/3</b>: chosen by hand" in done.page.read_text()
+    ((scene,), _) = replay(folder, "nano-math/test/3")
+    assert (scene.title, scene.why) == ("nano-math/test/3", "chosen by hand")
     with pytest.raises(TadError, match="nano-math/test/99"):
         write_report([folder], tmp_path / "p.html", example="nano-math/test/99", resamples=5)
 
 
 def test_rows_without_token_ids_are_said_and_not_replayed(tmp_path: Path) -> None:
     made.write_sweep(tmp_path / "e", ("tad",), keep_ids=False)
-    done = write_report([tmp_path], tmp_path / "p.html", resamples=5)
-    assert any("without token ids" in note for note in done.notes)
+    scenes, notes = replay(tmp_path)
+    assert scenes == []
+    assert any("without token ids" in note for note in notes)
 
 
 def test_without_its_tokenizer_a_replay_shows_token_ids(tmp_path: Path) -> None:
     made.write_sweep(tmp_path / "e", ("tad",), model="somewhere/else")
-    done = write_report([tmp_path], tmp_path / "p.html", resamples=5)
-    assert any("token ids are shown" in note for note in done.notes)
+    scenes, notes = replay(tmp_path)
+    assert any("token ids are shown" in note for note in notes)
     first = made.speller().encode_text("Ana")[0]
-    assert f">{first} </span>" in done.page.read_text()
-
-
-def test_a_character_of_several_tokens_stands_where_its_last_one_is() -> None:
-    class Bytes:
-        def decode(self, ids: list[int], **_: object) -> str:
-            return bytes(ids).decode(errors="replace")
-
-    lm = made.speller()
-    lm.tokenizer = Bytes()
-    assert spell(lm, list("aé€b".encode())) == ["a", "", "é", "", "", "€", "b"]
-    assert spell(None, [7, 8]) == ["7 ", "8 "]
+    assert scenes[0].sides[0].cells[0].text == f"{first} "
 
 
 # The command

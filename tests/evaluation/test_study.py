@@ -61,13 +61,6 @@ def test_varied_and_inherited_methods_are_written_out(world: Path) -> None:
     assert found["v2"].absent
 
 
-def test_varied_fields_that_end_alike_are_refused(world: Path) -> None:
-    vary = {"distill.objective.floor": [0.1, 0.2], "settings.floor": [0.1, 0.2]}
-    recipe = study_recipe(world, methods={"both": {"like": "tad", "vary": vary}})
-    with pytest.raises(TadError, match=r"methods\.both\.vary: .* share names"):
-        resolve_methods(recipe)
-
-
 def titles_of(world: Path, title: str | None) -> list[str]:
     varied = {"title": title, "like": "tad", "vary": {"distill.objective.window": [1, "all"]}}
     methods = study_recipe(world).model_dump(exclude_defaults=True)["methods"]
@@ -79,12 +72,6 @@ def test_a_title_says_what_is_varied_in_its_braces_or_behind_it(world: Path) -> 
     assert titles_of(world, "near: {window} steps") == ["near: 1 steps", "near: all steps"]
     assert titles_of(world, "TAD") == ["TAD, window 1", "TAD, window all"]
     assert titles_of(world, None) == ["windows, window 1", "windows, window all"]
-
-
-@pytest.mark.parametrize("title", ["{lambda}", "{window.x}", "{window", "{0}"])
-def test_braces_with_any_other_name_are_refused(world: Path, title: str) -> None:
-    with pytest.raises(TadError, match=r"methods\.windows\.title: .* may have \{window\} in braces"):
-        titles_of(world, title)
 
 
 def test_no_store_may_be_of_problems_that_are_evaluated(world: Path, tmp_path: Path) -> None:
@@ -328,14 +315,6 @@ def test_trials_without_any_verdict_wait_for_one(
     assert Study(study_recipe(world, seeds=[0], **tuned(world)), tmp_path).run(only=["tad"])
 
 
-def test_tuning_is_fair_and_never_on_the_test_split(world: Path) -> None:
-    two = {"learning": {"lr": 1.0}}
-    with pytest.raises(TadError, match="the same number of trials"):
-        study_recipe(world, **tuned(world, methods={"tad": None, "plain": [two, two, two]}))
-    with pytest.raises(TadError, match="a split that is not the test's"):
-        study_recipe(world, **tuned(world, tasks=[{"name": "nano-word"}]))
-
-
 # Rounds
 
 
@@ -423,8 +402,8 @@ def test_a_round_that_another_process_is_making_is_left_to_it(
     ):
         assert mine
         study.run(grade=False, tables=False)
-    assert not any(title.startswith("ltr") for title in watch.stages)
-    assert any(title.startswith("whole") for title in watch.stages)
+    assert not any("'ltr" in title for title in watch.stages)
+    assert any("'whole" in title for title in watch.stages)
 
 
 def test_trials_of_rounds_change_every_round(world: Path, tmp_path: Path) -> None:
@@ -443,7 +422,7 @@ def test_a_page_of_rounds_that_are_tuned_names_their_trials(world: Path, tmp_pat
     assert Study(rounds_recipe(world, tuning=section), tmp_path).run(only=["base"])
     (part,) = gather([tmp_path]).parts
     assert part.tuning is not None
-    assert [title for title, _ in part.tuning.trials] == ["round 3", "round 3"]
+    assert [trial.title for trial in part.tuning.trials] == ["round 3", "round 3"]
 
 
 @pytest.mark.parametrize("after", ["nothing", "base", "last"])
@@ -453,6 +432,8 @@ def test_after_names_a_method_that_is_trained(world: Path, tmp_path: Path, after
 
 
 # Bad recipes
+
+HELD_OUT = {"name": "nano-word", "split": "validation"}
 
 
 @pytest.mark.parametrize(
@@ -466,6 +447,23 @@ def test_after_names_a_method_that_is_trained(world: Path, tmp_path: Path, after
         ({"validation": "nowhere"}, "'nowhere' is not one of the stores"),
         ({"methods": {"tad": {"distill": {"learning": {"lr": -1}}}}}, "'learning.lr'"),
         ({"collect": {"order": "best"}}, "collect: 'order'"),
+        *(
+            ({"methods": {"windows": {"title": title}}}, r"methods\.windows\.title: .*\{window\}")
+            for title in ("{lambda}", "{window.x}", "{window", "{0}")
+        ),
+        (
+            {
+                "methods": {
+                    "both": {"like": "tad", "vary": {"distill.objective.floor": [1], "settings.floor": [1]}}
+                }
+            },
+            r"methods\.both\.vary",
+        ),
+        ({"tuning": {"tasks": [HELD_OUT], "methods": {"tad": [{}], "plain": [{}, {}]}}}, "number of trials"),
+        (
+            {"tuning": {"tasks": [{"name": "nano-word"}], "trials": [{}], "methods": {"tad": None}}},
+            "the test's",
+        ),
     ],
 )
 def test_bad_studies_are_refused_before_anything_is_loaded(

@@ -31,8 +31,7 @@ from tad.cli.options import Decoder as DecoderName
 from tad.errors import TadError
 
 if TYPE_CHECKING:
-    from tad.canvas.terminal import LiveCanvas
-    from tad.generation import Conversation, Generation, TextStep
+    from tad.generation import Conversation, Generation
 
 COMMANDS = {
     "/new": "begin a new conversation",
@@ -188,13 +187,9 @@ def _draw(talk: Conversation, question: str) -> Generation:
     try:
         with LiveCanvas(canvas, Console()) as screen:
             for step in said:
-                _show(screen, step)
+                screen.take(step)
             answer = talk.keep(said)
             canvas.finish(answer.decoded)
     finally:
         said.close()
     return answer
-
-
-def _show(screen: LiveCanvas, step: TextStep) -> None:
-    screen.take(step)

@@ -64,7 +64,7 @@ def distill(
 ) -> None:
     """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
     from tad.evaluation.quick import quick_evaluation
-    from tad.evaluation.study.chain import warn_of_epochs
+    from tad.evaluation.study.pool import warn_of_epochs
     from tad.training.distill import distill as run
     from tad.training.recipe import DistillRecipe
     from tad.trajectories.store import TrajectoryStore

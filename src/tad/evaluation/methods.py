@@ -60,18 +60,20 @@ class RunGroup:
 # Runs
 
 
+def walk(folder: Path, *marks: str) -> Iterator[tuple[Path, list[str]]]:
+    """Every directory in or under a folder with the names of its files, in order; none inside one that holds a marked file."""
+    for path, inner, files in os.walk(folder):
+        ends = any(mark in files for mark in marks)
+        inner[:] = [] if ends else sorted(name for name in inner if not name.startswith("."))
+        yield Path(path), files
+
+
 def find_runs(folder: str | Path) -> list[Path]:
     """The directories of runs in or under a folder, in order."""
-    found = [Path(path) for path, files in _walk(Path(folder)) if META in files]
+    found = [path for path, files in walk(Path(folder), META) if META in files]
     if not found:
         raise TadError(f"{folder}: no runs here; make some with 'tad eval'")
     return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    for path, inner, files in os.walk(folder):
-        inner[:] = [] if META in files else sorted(name for name in inner if not name.startswith("."))
-        yield path, files
 
 
 @lru_cache(maxsize=4096)

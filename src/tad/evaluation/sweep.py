@@ -2,12 +2,12 @@
 
 Every method of a kind of threshold gets the same grid, and every kind as many points, so that no method is given a finer
 curve than another. The first point of every curve is the measured `one-by-one` run of the same model; sweeps in the same
-directory share it. Curves and tables are made by `curves`.
+directory share it. Tables are made by `methods`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tad.decoding.decoders import describe, parameters
 from tad.errors import TadError
 from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalRecipe
-from tad.evaluation.results import Results
+from tad.evaluation.results import META, Results
 from tad.evaluation.run import Identity, OnProgress, evaluate
 from tad.models import LM
 
@@ -109,31 +109,42 @@ def run_sweep(
     questions: Questions | None = None,
     identity: Identity | None = None,
 ) -> list[Results]:
-    """Do what is missing of the sweeps of one model; each run is a directory under `out`, named by its settings.
+    """`run_settings` of the sweeps of one model."""
+    out = Path(out)
+    if (out / META).exists():
+        raise TadError(f"{out}: holds a single run, not a sweep; use another --out directory")
+    settings = [
+        setting
+        for decoder in decoders
+        for setting in plan(decoder, lm.family.name, recipe.gen_length, recipe.settings, thresholds)
+    ]
+    return run_settings(lm, recipe, out, settings, report, stopping, grade, questions, identity)
+
+
+def run_settings(
+    lm: LM,
+    recipe: EvalRecipe,
+    out: Path,
+    settings: Sequence[Setting],
+    report: Callable[[Setting], OnProgress | None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+    grade: bool | Collection[str] = True,
+    questions: Questions | None = None,
+    identity: Identity | None = None,
+    slim: bool = False,
+) -> list[Results]:
+    """Do what is missing of a model's runs at these settings; each is a directory under `out`, named by its setting.
 
     `report` is asked for a run's own reporter when the run begins. Stopped early, it returns the runs it got to.
     """
-    out = Path(out)
-    if (out / "eval.json").exists():
-        raise TadError(f"{out}: holds a single run, not a sweep; use another --out directory")
-    family = lm.family.name
-    runs = [
-        setting
-        for decoder in decoders
-        for setting in plan(decoder, family, recipe.gen_length, recipe.settings, thresholds)
-    ]
-    runs = list({setting.name: setting for setting in runs}.values())
     questions = questions or Questions(recipe.tasks, recipe.data_dir)
     identity = identity or Identity.of(lm)
     found = []
-    for setting in runs:
+    for name, setting in {setting.name: setting for setting in settings}.items():
         if stopping():
             break
         own = recipe.model_copy(update={"decoder": setting.decoder, "settings": setting.settings})
-        folder = out / setting.name
         found.append(
-            evaluate(
-                lm, own, folder, report(setting), stopping, grade, questions=questions, identity=identity
-            )
+            evaluate(lm, own, out / name, report(setting), stopping, grade, questions, identity, slim)
         )
     return found

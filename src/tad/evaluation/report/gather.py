@@ -7,8 +7,7 @@ that cannot be read becomes a note, so that one broken directory does not cost t
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE, ResultTable
 from tad.evaluation.labels import path_name, tell_apart, unseeded
 from tad.evaluation.measurement import RESAMPLES
-from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate
+from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate, walk
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.study.cells import Source
-from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, TrialResult, read_study
+from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, read_study
+from tad.evaluation.study.tuning import Tuning
 from tad.evaluation.tables import shorten
 from tad.files import read_lines
-from tad.training.distill import ADAPTER, MODEL
 from tad.training.record import RECORD, last_call, read_record
 from tad.training.trainer import LOG
 from tad.trajectories.store import META as STORE_META
@@ -91,25 +90,6 @@ class RunSource:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Everything that was tried on problems which are not the test's; trials go by their methods' titles."""
-
-    trials: list[tuple[str, TrialResult]]
-    seed: int
-    tasks: str
-    tolerance: float
-
-    @property
-    def count(self) -> int:
-        """Trials of a method."""
-        return max((trial.number + 1 for _, trial in self.trials), default=0)
-
-    def list_untried(self) -> list[str]:
-        """Methods of which a trial has no score yet."""
-        return list(dict.fromkeys(title for title, trial in self.trials if trial.score is None))
-
-
-@dataclass(frozen=True)
 class Part:
     """A section of results. The first table is the one that is not folded."""
 
@@ -150,7 +130,7 @@ def gather(
         raise TadError(f"{absent}: no such directory; give directories that tad's commands have left")
     places: dict[Path, Path] = {}
     for given in found.folders:
-        inside = {folder.resolve(): folder for folder in walk(given)}
+        inside = {folder.resolve(): folder for folder in find_folders(given)}
         if not inside:
             found.notes.append(f"{given}: holds nothing that tad's commands have left")
         places |= {path: folder for path, folder in inside.items() if path not in places}
@@ -166,7 +146,7 @@ def gather(
             _take_study(folder, found, several=len(studies) > 1)
         except TadError as error:
             found.notes.append(f"{folder}: is shown run by run, since its study cannot be made out: {error}")
-            plain += walk(folder, studies=False)
+            plain += find_folders(folder, studies=False)
     _take_plain(plain, found, tolerance, y_max, resamples, say)
     for store in found.stores:
         for kind, window in store.window.windows.items() if store.window else ():
@@ -175,21 +155,13 @@ def gather(
     return found
 
 
-def walk(folder: Path, studies: bool = True) -> Iterator[Path]:
+def find_folders(folder: Path, studies: bool = True) -> list[Path]:
     """Directories of stores, training runs and evaluation runs under a folder, itself included, in order.
 
     With `studies`, the directory of a study stands for all in it.
     """
-    for path, inner, files in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        if STORE_META in files or RUN_META in files or (studies and STUDY in files):
-            inner.clear()
-            yield Path(path)
-        elif LOG in files:
-            inner[:] = [
-                name for name in inner if name not in (ADAPTER, MODEL) and not name.startswith("checkpoint")
-            ]
-            yield Path(path)
+    ends = (STORE_META, RUN_META, *([STUDY] if studies else []))
+    return [path for path, files in walk(folder, *ends) if any(name in files for name in (*ends, LOG))]
 
 
 def _take_plain(
@@ -262,17 +234,8 @@ def _take_study(folder: Path, found: Gathered, several: bool) -> None:
     splits = "/".join(dict.fromkeys(str(entry["split"]) for entry in facts))
     runs = [path.parent for path in sorted((folder / "answers").glob(f"*/*/{RUN_META}"))]
     sources = [_read_source(run, Results.open(run).meta) for run in runs]
-    tuning = None
-    if recipe.tuning is not None:
-        trials = [
-            (plan.methods[plan.tuned_method(name)].title, one)
-            for name in recipe.tuning.methods
-            for one in plan.trials(name)
-        ]
-        tasks = ", ".join(f"{shorten(task.name)} ({task.split})" for task in recipe.tuning.tasks)
-        tuning = Tuning(trials, recipe.tuning.seed, tasks, recipe.tolerance)
     about = f"base {path_name(recipe.model)}, family {plan.base.family}, split {splits}"
-    part = Part(recipe.name, about, plan.tables(), sources, tuning)
+    part = Part(recipe.name, about, plan.tables(), sources, plan.tuning())
     states = [one.state for one in plan.states()]
     left = sum(state != DONE for state in states)
     if left:
@@ -303,8 +266,7 @@ def _study_trainings(plan: StudyPlan, whose: str, notes: list[str]) -> list[Trai
     """Named by method; what only a trial was trained for says so and comes last."""
     found: dict[Path, str] = {}
     tried: dict[Path, str] = {}
-    for _, _, _, get in plan.cells():
-        cell = get()
+    for _, _, _, cell in plan.cells():
         folder = None if cell is None else plan.student_folder(cell)
         if cell is None or folder is None or not (folder / LOG).is_file():
             continue

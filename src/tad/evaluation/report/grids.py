@@ -1,41 +1,14 @@
-"""The tables of the page that are not of results: tuning, stores, training runs, and where the numbers come from."""
+"""The tables of the page that are not of results: stores, training runs, and where the numbers come from."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.report.gather import Gathered, StoreData, TrainingData, Tuning
+from tad.evaluation.report.gather import Gathered, StoreData, TrainingData
 from tad.evaluation.tables import Grid, GridCell, GridGroup, cells, with_error
-
-
-def grid_trials(tuning: Tuning, name: str) -> Grid | None:
-    """Every trial that has been run."""
-    head = ["method", "trial", "changes", "best accuracy %", f"TPF at base - {tuning.tolerance:g}", "chosen"]
-    rows = []
-    for title, trial in tuning.trials:
-        if trial.accuracy is not None:
-            speed = "not reached" if trial.tpf is None else f"{trial.tpf:.2f}"
-            chosen = "yes" if trial.chosen else ""
-            changes = ", ".join(f"{key} {value}" for key, value in _flat(trial.changes, "")) or "none"
-            rows.append(cells(title, str(trial.number), changes, f"{trial.accuracy:.1f}", speed, chosen))
-    return Grid(f"Trials of {name}", head, [GridGroup("", rows)]) if rows else None
-
-
-def _flat(values: Mapping[str, Any], above: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{above}{key}.")
-        else:
-            found.append((f"{above}{key}", value if isinstance(value, str) else json.dumps(value)))
-    return found
-
-
-# Stores and training runs
 
 
 def grid_stores(stores: Sequence[StoreData]) -> Grid:

@@ -315,7 +315,7 @@ def _embed(found: Gathered) -> Markup:
             {
                 "name": part.name,
                 "tables": [asdict(table) for table in part.tables],
-                "tuning": [asdict(trial) for _, trial in part.tuning.trials] if part.tuning else [],
+                "tuning": [asdict(trial) for trial in part.tuning.trials] if part.tuning else [],
             }
             for part in found.parts
         ],

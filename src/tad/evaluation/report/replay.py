@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tad.canvas.text import spell_pieces
 from tad.decoding import Decoded, decode, get_decoder
 from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
@@ -26,7 +27,6 @@ from tad.models.source import bundled_models
 from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids
 
-_CUT = "\N{REPLACEMENT CHARACTER}"
 _SCENES = 4  # one per task, at most
 
 
@@ -144,32 +144,19 @@ def find_speller(meta: RunMeta) -> LM | None:
 
 def lay_out(speller: LM | None, ids: Sequence[int], steps: Sequence[int], tokens: int) -> list[CanvasCell]:
     """The canvas of an answer whose first `tokens` positions are content."""
-    ends = speller.tokens.ends if speller is not None else ()
-    cells = []
-    for place, (token, text, step) in enumerate(zip(ids, spell(speller, ids), steps, strict=True)):
-        if step == 0 or place >= tokens:
-            cells.append(CanvasCell("·", step, "filler"))
-        elif token in ends:
-            cells.append(CanvasCell("■", step, "end"))
-        else:
-            cells.append(CanvasCell(text, step, "text"))
-    return cells
-
-
-def spell(speller: LM | None, ids: Sequence[int]) -> list[str]:
-    """The text of every position. A character that is spread over several tokens stands where its last one is."""
+    content = ids[:tokens]
     if speller is None:
-        return [f"{token} " for token in ids]
-    pieces, before = [], ""
-    for place in range(len(ids)):
-        text = speller.decode(ids[: place + 1], skip_special=False)
-        whole = text.rstrip(_CUT)
-        if whole.startswith(before):
-            pieces.append(whole[len(before) :])
-        else:  # a tokenizer whose text of a prefix is not a prefix of the text
-            pieces.append(speller.decode([ids[place]], skip_special=False))
-        before = whole
-    return pieces
+        cells = [
+            CanvasCell(f"{token} ", step, "text") for token, step in zip(content, steps[:tokens], strict=True)
+        ]
+    else:
+        ends = speller.tokens.ends
+        pieces = spell_pieces(content, lambda some: speller.decode(some, skip_special=False), ends)
+        cells = [
+            CanvasCell("■", step, "end") if token in ends else CanvasCell(text, step, "text")
+            for token, text, step in zip(content, pieces, steps[:tokens], strict=True)
+        ]
+    return cells + [CanvasCell("·", step, "filler") for step in steps[tokens:]]
 
 
 def _readable(speller: LM | None, prompt: str) -> str:

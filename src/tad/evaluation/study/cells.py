@@ -55,7 +55,6 @@ class ResolvedMethod:
     seeds: list[int] | None
     tuned_as: str | None  # whose trials decide its training
     absent: str | None
-    round: int | None = None  # from 1, of a method in rounds
     before: str | None = None  # the method of the round before
     part: tuple[int, int] | None = None  # of the prompts
 
@@ -133,7 +132,6 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:
                 seeds=one_of.seeds,
                 tuned_as=tuned[-1] if tuned else None,
                 absent=one_of.absent,
-                round=number,
                 before=method.after if before is None else _full_name(name, before),
                 part=(number, method.rounds) if number and method.rounds and method.split_prompts else None,
             )

@@ -13,7 +13,6 @@ is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,21 +22,19 @@ from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
 from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
-from tad.evaluation.run import Identity, evaluate
 from tad.evaluation.study.costs import add_rounds, write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
 from tad.evaluation.study.own_data import warn_of_few
-from tad.evaluation.study.pool import ModelPool, fill_store, find_result, start_fields
+from tad.evaluation.study.pool import ModelPool, find_result, start_fields
 from tad.evaluation.study.recipe import RunRecipe, Values
-from tad.evaluation.sweep import FIRST, Setting
+from tad.evaluation.sweep import FIRST, Setting, run_settings
 from tad.evaluation.tables import write_table
 from tad.files import create_folder, writing
 from tad.training.recipe import DistillRecipe
 from tad.training.record import RECORD, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.summary import summarise
-from tad.trajectories.window import WINDOW, explain_windows, measure_window, read_report, show_decay
+from tad.trajectories.window import WINDOW
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ class Training:
     before: Training | None
 
 
-MANY_EPOCHS = 100
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
 
@@ -143,75 +139,37 @@ class Chain:
         for one in _by_store(trainings):
             part = (one.round, self.recipe.rounds) if self.recipe.split_prompts else None
             recipe = self.recipe.collect_recipe(part=part)
-            tasks = ", ".join(task.name for task in recipe.tasks)
-            who = "the privileged teacher" if one.before is None else f"'{one.before.name}'"
-            with self.listener.stage(f"Collect: {who} on {tasks}, one token per step"):
-                teacher = self.pool.teacher(self._made(one.before))
-                store = fill_store(teacher, recipe, one.store, self.listener)
-                if store is None:
-                    raise Stopped
-                found = summarise(store)
-                unaided = f", {found.unaided} without the reference" if found.unaided else ""
-                self.listener.say(
-                    f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones "
-                    f"right{unaided}); {found.forwards} forwards; mean length {found.mean_length:.0f} steps, teacher's mean "
-                    f"confidence {found.mean_confidence:.3f}"
-                )
+            self.pool.collect(recipe, one.store, self._made(one.before), self.listener)
 
     def _window(self, trainings: Sequence[Training]) -> None:
         for one in _by_store(trainings):
             self._need_store(one.store)
-            with self.listener.stage(
-                "Window: the student's confidence in the teacher's tokens by steps until their reveal"
-            ):
-                if (one.store / WINDOW).is_file():
-                    report = read_report(one.store)
-                else:
-                    store, lm = TrajectoryStore.open(one.store), self.pool.teacher(self._made(one.before))
-                    report = measure_window(lm, store, **self.recipe.window.model_dump())
-                for line in (*show_decay(report)[:2], *explain_windows(report)):
-                    self.listener.say(line)
+            self.pool.measure_window(self.recipe.window, one.store, self._made(one.before), self.listener)
 
     def _distill(self, trainings: Sequence[Training]) -> None:
         for one in trainings:
             self._need_store(one.store)
             self._need(one.store / WINDOW, "window")
-            name, start = one.name, start_fields(self._made(one.before))
-            recipe = self.recipe.distill_recipe(name, str(one.store), one.values, **start)
-            out = self.student(name)
-            with self.listener.stage(f"Distil '{name}': {describe_training(recipe)}"):
-                if find_result(out) is not None:
-                    _check_finished(out, recipe)
-                    self.listener.say(f"trained before: {out}")
-                    continue
-                if (warning := warn_of_epochs(recipe, [TrajectoryStore.open(one.store)])) is not None:
-                    self.listener.say(warning)
-                steps = recipe.learning.steps
-                outcome = self.pool.train(recipe, out, lambda step, n=steps: self.listener.step(step, n))  # type: ignore[misc]
-                if not outcome.finished:
-                    raise Stopped
-                self.listener.say(describe_log(out))
+            start = start_fields(self._made(one.before))
+            recipe = self.recipe.distill_recipe(one.name, str(one.store), one.values, **start)
+            out = self.student(one.name)
+            if find_result(out) is None:
+                self.pool.train(recipe, out, self.listener)
+                continue
+            _check_finished(out, recipe)
+            self.listener.say(f"'{one.name}' was trained before: {out}")
 
     def _evaluate(self) -> None:
-        tasks = self.recipe.evaluate.tasks
+        tasks, listener = self.recipe.evaluate.tasks, self.listener
         for name, source in self._models():
-            with self.listener.stage(f"Evaluate '{name}' on {len(self.questions.items)} problems"):
+            with listener.stage(f"Evaluate '{name}' on {len(self.questions.items)} problems"):
                 lm = self.pool.base() if source is None else self.pool.trained(source)
-                identity = Identity.of(lm)
                 settings = [one for decoder in self._decoders(name) for one in self._settings(name, decoder)]
-                for setting in {one.name: one for one in settings}.values():
-                    title = None if source is None else name
-                    evaluate(
-                        lm,
-                        self.recipe.eval_recipe(tasks, setting.decoder, setting.settings, title),
-                        self.sweep(name) / setting.name,
-                        self.listener.decoding(setting),
-                        self.listener.stopping,
-                        questions=self.questions,
-                        identity=identity,
-                    )
-                    if self.listener.stopping():
-                        raise Stopped
+                recipe = self.recipe.eval_recipe(tasks, name=None if source is None else name)
+                report, stopping = listener.decoding, listener.stopping
+                run_settings(lm, recipe, self.sweep(name), settings, report, stopping, True, self.questions)
+                if stopping():
+                    raise Stopped
         write_table(self.table(), self.out / "tables")
         costs = [add_rounds(one.name, self._rounds_of(one)) for trainings in self.rounds for one in trainings]
         write_costs([cost for cost in costs if cost is not None], self.out / "tables")
@@ -292,49 +250,6 @@ class Chain:
 def _by_store(trainings: Sequence[Training]) -> list[Training]:
     """One of the trainings for each store."""
     return list({one.store: one for one in reversed(trainings)}.values())[::-1]
-
-
-def run_chain(recipe: RunRecipe, out: str | Path, listener: Listener | None = None) -> bool:
-    """Do what is missing of a chain; whether it came to the end."""
-    return Chain(recipe, Path(out), listener).run()
-
-
-def describe_training(recipe: DistillRecipe) -> str:
-    """An objective and how long, in a few words."""
-    settings = ", ".join(f"{key} {value}" for key, value in recipe.objective.settings.items())
-    steps = (
-        f"{recipe.learning.steps} steps" if recipe.learning.steps else f"{recipe.learning.epochs:g} epochs"
-    )
-    return f"{recipe.objective.name}{f' ({settings})' if settings else ''}, {steps} of {recipe.batch.size} states"
-
-
-def warn_of_epochs(recipe: DistillRecipe, stores: Sequence[TrajectoryStore]) -> str | None:
-    """A line where training would see every state of the stores a hundred times or more."""
-    found = [stats for store in stores for _, stats in store.shards()]
-    kept, steps, attempted = (
-        sum(getattr(stats, name) for stats in found) for name in ("kept", "steps", "attempted")
-    )
-    epochs = recipe.count_epochs(kept, steps / max(1, attempted))
-    if epochs < MANY_EPOCHS:
-        return None
-    return (
-        f"WARNING: {recipe.learning.steps or epochs} steps of {recipe.batch.size} states are {epochs:.0f} epochs of {kept} "
-        "trajectories; collect more, or set fewer learning.steps"
-    )
-
-
-def describe_log(out: Path) -> str:
-    """How long a finished training took, and its first and last loss where it was long enough for them to differ by more
-    than their batches do."""
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "loss" in line]
-    took = f"{steps[-1]['step']} steps, {lines[-1]['seconds']:.0f} s"
-    if len(steps) < 100:
-        return took
-    tenth = len(steps) // 10
-    first = sum(line["loss"] for line in steps[:tenth]) / tenth
-    last = sum(line["loss"] for line in steps[-tenth:]) / tenth
-    return f"loss {first:.3f} -> {last:.3f}; {took}"
 
 
 def _check_finished(out: Path, recipe: DistillRecipe) -> None:

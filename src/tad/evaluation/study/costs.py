@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tad.files import write_json, write_whole
-from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.summary import summarise
+from tad.trajectories.summary import StoreSummary
 
 COST = "cost.json"  # in a store's directory
 _OF_STORE = ("rollouts", "forwards", "kept", "graded", "correct", "unaided")
@@ -29,29 +28,21 @@ class StudentCost:
     kept: int  # trajectories
     unaided: int  # right without the reference, where it was shown where needed only
 
-    def plus(self, steps: int, store: Path) -> StudentCost | None:
-        """With one more round; None where its store does not say what it cost."""
-        if not (store / COST).is_file():
-            return None
-        found = json.loads((store / COST).read_text(encoding="utf-8"))
-        spent = {
-            name: getattr(self, name) + found[name] for name in ("rollouts", "forwards", "kept", "unaided")
-        }
-        return StudentCost(self.student, self.steps + steps, **spent)
-
 
 def add_rounds(student: str, rounds: Sequence[tuple[int, Path]]) -> StudentCost | None:
-    """The cost of (optimizer steps, store) of every round; None where a store is not collected yet."""
-    total: StudentCost | None = StudentCost(student, 0, 0, 0, 0, 0)
-    for steps, store in rounds:
-        total = None if total is None else total.plus(steps, store)
-    return total
+    """The cost of (optimizer steps, store) of every round; None where a store does not say what it cost."""
+    files = [store / COST for _, store in rounds]
+    if not all(file.is_file() for file in files):
+        return None
+    spent = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    names = ("rollouts", "forwards", "kept", "unaided")
+    totals = {name: sum(one[name] for one in spent) for name in names}
+    return StudentCost(student, sum(steps for steps, _ in rounds), **totals)
 
 
-def write_cost(store: TrajectoryStore) -> None:
+def write_cost(folder: Path, found: StoreSummary) -> None:
     """Beside a store that is complete."""
-    found = summarise(store)
-    write_json(store.folder / COST, {name: getattr(found, name) for name in _OF_STORE})
+    write_json(folder / COST, {name: getattr(found, name) for name in _OF_STORE})
 
 
 def write_costs(costs: Sequence[StudentCost], folder: Path) -> None:

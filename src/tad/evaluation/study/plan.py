@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any
 
 from tad.config import parse_recipe
 from tad.errors import TadError
-from tad.evaluation.analysis import ResultTable, RowSpec, analyse, list_scopes
+from tad.evaluation.analysis import ResultTable, RowSpec, analyse
 from tad.evaluation.measurement import MethodRuns
 from tad.evaluation.methods import read_outcomes
 from tad.evaluation.results import read_summary
@@ -26,7 +26,9 @@ from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, Sourc
 from tad.evaluation.study.costs import StudentCost, add_rounds
 from tad.evaluation.study.pool import ModelPool, find_result
 from tad.evaluation.study.recipe import StudyRecipe, Values
+from tad.evaluation.study.tuning import TrialResult, Tuning
 from tad.evaluation.sweep import FIRST
+from tad.evaluation.tables import shorten
 
 STUDY = "study.json"
 DONE, UNGRADED, TRAINED, MISSING, WAITING = "done", "not graded", "trained", "missing", "waits for tuning"
@@ -44,19 +46,6 @@ class CellState:
     seed: int | None
     trial: int | None
     state: str
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """A trial of tuning: what it changes, and what came of it; None while it has not been run."""
-
-    method: str
-    number: int
-    changes: Values
-    score: float | None
-    accuracy: float | None  # at its best setting
-    tpf: float | None  # at the target accuracy; None where it is not reached
-    chosen: bool = False
 
 
 def is_whole(folder: Path) -> bool:
@@ -215,13 +204,11 @@ class StudyPlan:
                     f"--only {pattern}: {self.recipe.name} has no such table and no such method; {advice}"
                 )
 
-    def cells(
-        self, only: Sequence[str] = ()
-    ) -> Iterator[tuple[str, str, int | None, Callable[[], Cell | None]]]:
-        """(table, method, seed, how to get the cell) in the order of work: tables, in them seeds, in them methods.
+    def cells(self, only: Sequence[str] = ()) -> Iterator[tuple[str, str, int | None, Cell | None]]:
+        """(table, method, seed, cell) in the order of work: tables, in them seeds, in them methods.
 
         What a method is tuned with comes right before its first cell. A cell is resolved when its turn comes, since the
-        trials before it decide what it is. `only`: patterns of tables or methods.
+        trials before it decide what it is; None while they are not done. `only`: patterns of tables or methods.
         """
         begun: set[str] = set()
         for table in self.recipe.tables:
@@ -241,10 +228,10 @@ class StudyPlan:
                 if tuned_as is not None and tuned_as not in begun:
                     begun.add(tuned_as)
                     reference = self._reference_cell()
-                    yield TUNING, reference.method, None, lambda cell=reference: cell  # type: ignore[misc]
+                    yield TUNING, reference.method, None, reference
                     for trial in self.trials_of(tuned_as):
-                        yield TUNING, tuned_as, trial.seed, lambda cell=trial: cell  # type: ignore[misc]
-                yield table, name, seed, lambda name=name, seed=seed: self.cell(name, seed)  # type: ignore[misc]
+                        yield TUNING, tuned_as, trial.seed, trial
+                yield table, name, seed, self.cell(name, seed)
 
     # Where things are
 
@@ -281,8 +268,7 @@ class StudyPlan:
         """Every cell and what state it is in; what several tables share is there once."""
         self.check_only(only)
         found, seen = [], set()
-        for table, name, seed, get in self.cells(only):
-            cell = get()
+        for table, name, seed, cell in self.cells(only):
             identity = None if cell is None else self.hashes.cell(cell)
             if cell is None or identity not in seen:
                 seen.add(identity)
@@ -354,24 +340,33 @@ class StudyPlan:
             one = one.source.teacher
         return found
 
+    def tuning(self) -> Tuning | None:
+        """All trials; None of a study that tunes nothing."""
+        section = self.recipe.tuning
+        if section is None:
+            return None
+        tasks = ", ".join(f"{shorten(task.name)} ({task.split})" for task in section.tasks)
+        trials = [trial for name in section.methods for trial in self.trials(name)]
+        return Tuning(trials, section.seed, tasks, self.recipe.tolerance)
+
     def trials(self, name: str) -> list[TrialResult]:
         """A method's trials with their scores, as far as they are there; the best one is chosen when all are, the first of
         equals. The score is the tokens per forward at the target accuracy; of a curve that is never that accurate, minus the
         points it lacks."""
-        tuning = self.recipe.tuning
-        assert tuning is not None
+        assert self.recipe.tuning is not None
         base = self._runs(self.recipe.base, [self._reference_cell()])
+        title = self.methods[self.tuned_method(name)].title
         found = []
         for number, cell in enumerate(self.trials_of(name)):
-            own, changes = self._runs(name, [cell]), tuning.trials_of(name)[number]
-            found.append(TrialResult(name, number, changes, None, None, None))
+            own, changes = self._runs(name, [cell]), self.recipe.tuning.trials_of(name)[number]
+            found.append(TrialResult(name, title, number, changes))
             if own is None or base is None:
                 continue
             spec = RowSpec(name, name, own)
             table = analyse(name, name, [spec], base, None, self.recipe.tolerance, resamples=1)
             if not table.tasks:
                 continue
-            result = table.rows[0].scopes[list_scopes(list(table.tasks))[0]]
+            result = table.rows[0].scopes[table.scope]
             best = max(point.accuracy.value for point in result.points)
             assert result.tpf_at_target is not None
             tpf = result.tpf_at_target.tpf

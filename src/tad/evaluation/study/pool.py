@@ -6,12 +6,15 @@ next stage is the base as it was loaded, which its fingerprint proves, or it is 
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from tad.errors import TadError
 from tad.evaluation.study.costs import write_cost
+from tad.evaluation.study.listener import Listener, Stopped
+from tad.evaluation.study.recipe import WindowSection
 from tad.models import LM, find_defaults, load, lora
 from tad.models.checkpoint import Checkpoint
 from tad.models.source import locate
@@ -19,11 +22,14 @@ from tad.training.checkpoints import checkpoints
 from tad.training.distill import ADAPTER, MODEL, Outcome, distill
 from tad.training.recipe import DistillRecipe
 from tad.training.weights import detach
-from tad.trajectories.collect import CollectListener
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.summary import summarise
+from tad.trajectories.window import WINDOW, explain_windows, measure_window, read_report, show_decay
 from tad.trajectories.workers import collect_here
+
+MANY_EPOCHS = 100
 
 
 class ModelPool:
@@ -69,28 +75,71 @@ class ModelPool:
             return self.student(result)
         return load(result, device=self.device, dtype=self.dtype)
 
-    def train(
-        self, recipe: DistillRecipe, out: Path, on_step: Callable[[int], None] | None = None
-    ) -> Outcome:
-        """Train, or go on where a run was stopped. Checkpoints of a finished run are removed.
+    # Stages of a chain or a study. Each goes on where it was stopped, and raises `Stopped` where it is stopped again.
 
-        `on_step` is called about twenty times on the way, from where a training would evaluate.
-        """
-        evaluate = None
-        if on_step is not None and recipe.evaluation is None and not recipe.validation:
-            every = max(1, (recipe.learning.steps or 400) // 20)
-            recipe = recipe.model_copy(update={"validate_every": every})
+    def collect(self, recipe: CollectRecipe, out: Path, teacher: Path | None, listener: Listener) -> None:
+        """Fill a store, and say what it cost. `teacher`: what the training has left that rolls out; None: the base."""
+        who = "the privileged teacher" if teacher is None else f"'{teacher.parent.name}'"
+        tasks = ", ".join(task.name for task in recipe.tasks)
+        with listener.stage(f"Collect: {who} on {tasks}, one token per step"):
+            store = collect_here(recipe, out, self.teacher(teacher), listener)
+            if store.missing():
+                raise Stopped
+            found = summarise(store)
+            if not found.kept:
+                raise TadError(
+                    f"{out}: not one trajectory was kept; collect with keep: all, or more examples"
+                )
+            write_cost(out, found)
+            unaided = f", {found.unaided} without the reference" if found.unaided else ""
+            listener.say(
+                f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones "
+                f"right{unaided}); {found.forwards} forwards; mean length {found.mean_length:.0f} steps, teacher's mean "
+                f"confidence {found.mean_confidence:.3f}"
+            )
+
+    def measure_window(
+        self, section: WindowSection, folder: Path, teacher: Path | None, listener: Listener
+    ) -> None:
+        """Measure the window of a store, or say what it is."""
+        with listener.stage(
+            "Window: the student's confidence in the teacher's tokens by steps until their reveal"
+        ):
+            if (folder / WINDOW).is_file():
+                report = read_report(folder)
+            else:
+                store = TrajectoryStore.open(folder)
+                report = measure_window(self.teacher(teacher), store, **section.model_dump())
+            for line in (*show_decay(report)[:2], *explain_windows(report)):
+                listener.say(line)
+
+    def train(self, recipe: DistillRecipe, out: Path, listener: Listener) -> Path:
+        """The adapter or model of a training. Checkpoints of a finished one are removed."""
+        with listener.stage(f"Distil '{recipe.name}': {describe_training(recipe)}"):
+            stores = [TrajectoryStore.open(store) for store in recipe.trajectories]
+            if (warning := warn_of_epochs(recipe, stores)) is not None:
+                listener.say(warning)
+            outcome = self._distill(recipe, out, listener)
+            if not outcome.finished:
+                raise Stopped
+            for checkpoint in checkpoints(out):
+                shutil.rmtree(checkpoint)
+            listener.say(describe_log(out))
+        return outcome.path
+
+    def _distill(self, recipe: DistillRecipe, out: Path, listener: Listener) -> Outcome:
+        """The listener hears about twenty steps, from where a training would evaluate."""
+        evaluate, steps = None, recipe.learning.steps
+        if recipe.evaluation is None and not recipe.validation:
+            recipe = recipe.model_copy(update={"validate_every": max(1, (steps or 400) // 20)})
 
             def evaluate(lm: LM, step: int) -> dict[str, float]:
-                on_step(step)
+                listener.step(step, steps)
                 return {}
 
         # A student trained whole is started from as another model; an adapter is added by the training itself.
         lm = self.base() if recipe.model == self.model else self.trained(Path(recipe.model))
         outcome = distill(recipe, out, resume=bool(checkpoints(out)), evaluate=evaluate, lm=lm, quiet=True)
-        if outcome.finished:
-            for checkpoint in checkpoints(out):
-                shutil.rmtree(checkpoint)
         if recipe.full or recipe.compile or recipe.gradient_checkpointing:  # what detaching does not undo
             self._reload()
         return outcome
@@ -111,17 +160,39 @@ def find_result(out: Path) -> Path | None:
     return next((out / name for name in (ADAPTER, MODEL) if (out / name).is_dir()), None)
 
 
-def fill_store(
-    lm: LM,
-    recipe: CollectRecipe,
-    out: Path,
-    listener: CollectListener | None = None,
-) -> TrajectoryStore | None:
-    """Collect what is missing, and say what it cost; None where it was stopped before the end."""
-    store = collect_here(recipe, out, lm, listener)
-    if store.missing():
+def describe_training(recipe: DistillRecipe) -> str:
+    """An objective and how long, in a few words."""
+    settings = ", ".join(f"{key} {value}" for key, value in recipe.objective.settings.items())
+    steps = (
+        f"{recipe.learning.steps} steps" if recipe.learning.steps else f"{recipe.learning.epochs:g} epochs"
+    )
+    return f"{recipe.objective.name}{f' ({settings})' if settings else ''}, {steps} of {recipe.batch.size} states"
+
+
+def warn_of_epochs(recipe: DistillRecipe, stores: Sequence[TrajectoryStore]) -> str | None:
+    """A line where training would see every state of the stores a hundred times or more."""
+    found = [stats for store in stores for _, stats in store.shards()]
+    kept, steps, attempted = (
+        sum(getattr(stats, name) for stats in found) for name in ("kept", "steps", "attempted")
+    )
+    epochs = recipe.count_epochs(kept, steps / max(1, attempted))
+    if epochs < MANY_EPOCHS:
         return None
-    if not any(stats.kept for _, stats in store.shards()):
-        raise TadError(f"{out}: not one trajectory was kept; collect with keep: all, or more examples")
-    write_cost(store)
-    return store
+    return (
+        f"WARNING: {recipe.learning.steps or epochs} steps of {recipe.batch.size} states are {epochs:.0f} epochs of {kept} "
+        "trajectories; collect more, or set fewer learning.steps"
+    )
+
+
+def describe_log(out: Path) -> str:
+    """How long a finished training took, and its first and last loss where it was long enough for them to differ by more
+    than their batches do."""
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    took = f"{steps[-1]['step']} steps, {lines[-1]['seconds']:.0f} s"
+    if len(steps) < 100:
+        return took
+    tenth = len(steps) // 10
+    first = sum(line["loss"] for line in steps[:tenth]) / tenth
+    last = sum(line["loss"] for line in steps[-tenth:]) / tenth
+    return f"loss {first:.3f} -> {last:.3f}; {took}"

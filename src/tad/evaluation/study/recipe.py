@@ -165,19 +165,13 @@ class ModelRecipe(Recipe):
             values.setdefault("device", self.device)
         return parse_recipe(DistillRecipe, values, where=f"{self.name}: distill of '{name}'")
 
-    def eval_recipe(
-        self,
-        tasks: list[EvalTask],
-        decoder: str = "tad",
-        settings: Values | None = None,
-        name: str | None = None,
-    ) -> EvalRecipe:
+    def eval_recipe(self, tasks: list[EvalTask], name: str | None = None) -> EvalRecipe:
+        """Of all runs of a model; a run's decoder and settings come later."""
         section = self.evaluate
         values = {
             "name": name,
             "tasks": [task.model_dump() for task in tasks],
-            "decoder": decoder,
-            "settings": section.settings if settings is None else settings,
+            "settings": section.settings,
             "gen_length": section.gen_length or self.collect_recipe().gen_length,
             "batch_size": section.batch_size,
             "graders": section.graders,

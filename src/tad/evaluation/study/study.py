@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tad.evaluation.analysis import ResultTable
-from tad.evaluation.run import Identity, evaluate, regrade
+from tad.evaluation.run import regrade
 from tad.evaluation.study.cells import Cell, Source
-from tad.evaluation.study.chain import describe_log, describe_training
 from tad.evaluation.study.costs import write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
 from tad.evaluation.study.plan import (
@@ -32,18 +31,18 @@ from tad.evaluation.study.plan import (
     STUDY,
     UNGRADED,
     StudyPlan,
-    TrialResult,
     is_whole,
     list_ungraded,
 )
-from tad.evaluation.study.pool import fill_store, find_result, start_fields
+from tad.evaluation.study.pool import find_result, start_fields
 from tad.evaluation.study.recipe import StudyRecipe
+from tad.evaluation.sweep import run_settings
 from tad.evaluation.tables import write_table
 from tad.files import claiming, create_folder, waiting, write_json, write_whole
 from tad.training.record import describe_machine
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.window import WINDOW, explain_windows, measure_window
+from tad.trajectories.window import WINDOW
 
 _DECODED = (DONE, UNGRADED)
 _PAUSE = 1.0  # seconds between looks at what other processes are doing
@@ -89,8 +88,7 @@ class Study(StudyPlan):
         work the pass begins anew: the next round of a chain may have become possible."""
         while True:
             waits, busy, worked = [], False, False
-            for table, name, _, get in self.cells(only):
-                cell = get()
+            for table, name, _, cell in self.cells(only):
                 if cell is None:
                     waits.append(f"{name} of table '{table}' waits for its tuning")
                     continue
@@ -141,28 +139,22 @@ class Study(StudyPlan):
         """Whatever a cell still needs: its store, its training, its answers."""
         result = None if cell.source is None else self.train(cell)
         lm = self.pool.base() if result is None else self.pool.trained(result)
-        identity, questions = Identity.of(lm), self.hashes.questions(cell.tasks)
-        began, made = time.monotonic(), 0
-        for setting, out in zip(self.hashes.settings(cell), self.runs_of(cell), strict=True):
-            if is_whole(out):
-                continue
-            if self.listener.stopping():
-                raise Stopped
-            evaluate(
-                lm,
-                self.recipe.eval_recipe(cell.tasks, setting.decoder, setting.settings, cell.label),
-                out,
-                self.listener.decoding(setting),
-                self.listener.stopping,
-                self._find_gradable(cell),
-                questions,
-                identity,
-                slim=True,
-            )
-            if not is_whole(out):
-                raise Stopped
-            made += 1
-        self.listener.say(f"{cell.label}: {made} runs in {time.monotonic() - began:.1f} s")
+        folder, began = self.answers_folder(cell), time.monotonic()
+        missing = [one for one in self.hashes.settings(cell) if not is_whole(folder / one.name)]
+        run_settings(
+            lm,
+            self.recipe.eval_recipe(cell.tasks, name=cell.label),
+            folder,
+            missing,
+            self.listener.decoding,
+            self.listener.stopping,
+            self._find_gradable(cell),
+            self.hashes.questions(cell.tasks),
+            slim=True,
+        )
+        if not all(is_whole(folder / one.name) for one in missing):
+            raise Stopped
+        self.listener.say(f"{cell.label}: {len(missing)} runs in {time.monotonic() - began:.1f} s")
 
     def collect(self, source: Source) -> Path:
         """A store with its window, made or continued; before it, the student that rolls out."""
@@ -175,14 +167,8 @@ class Study(StudyPlan):
                 return folder
             recipe = self.recipe.collect_recipe(self.recipe.stores[source.store], source.part)
             teacher = None if source.teacher is None else self.train(source.teacher)
-            with self.listener.stage(f"store '{folder.name}'"):
-                lm = self.pool.teacher(teacher)
-                store = fill_store(lm, recipe, folder, self.listener)
-                if store is None:
-                    raise Stopped
-                report = measure_window(lm, store, **self.recipe.window.model_dump())
-                for line in explain_windows(report):
-                    self.listener.say(line)
+            self.pool.collect(recipe, folder, teacher, self.listener)
+            self.pool.measure_window(self.recipe.window, folder, teacher, self.listener)
             return folder
 
     def train(self, cell: Cell) -> Path:
@@ -198,12 +184,7 @@ class Study(StudyPlan):
             held_out = self.recipe.validation and str(self.collect(Source(self.recipe.validation)))
             start = start_fields(None if cell.source.teacher is None else self.train(cell.source.teacher))
             recipe = self.hashes.training(cell, str(store), held_out, start)
-            with self.listener.stage(f"{cell.label}: {describe_training(recipe)}"):
-                outcome = self.pool.train(recipe, folder)
-                if not outcome.finished:
-                    raise Stopped
-                self.listener.say(describe_log(folder))
-            return outcome.path
+            return self.pool.train(recipe, folder, self.listener)
 
     # Grading
 
@@ -229,8 +210,7 @@ class Study(StudyPlan):
 
     def grade(self) -> None:
         """Verdicts that are missing in finished runs and can be given here."""
-        for _, _, _, get in self.cells():
-            cell = get()
+        for _, _, _, cell in self.cells():
             if cell is not None and self.state(cell) == UNGRADED:
                 self._grade(cell)
 
@@ -238,7 +218,7 @@ class Study(StudyPlan):
 
     def write_tables(self) -> list[ResultTable]:
         """Write every table, and the record of tuning."""
-        folder, tuning = self.out / "tables", self.recipe.tuning
+        folder, tuning = self.out / "tables", self.tuning()
         found = self.tables()
         for table in found:
             write_table(table, folder)
@@ -246,9 +226,8 @@ class Study(StudyPlan):
         if costs:
             write_costs(costs, folder)
         if tuning is not None:
-            trials = [trial for name in tuning.methods for trial in self.trials(name)]
-            write_whole(folder / "tuning.md", show_trials(trials, self.recipe))
-            write_json(folder / "tuning.json", [asdict(trial) for trial in trials])
+            write_whole(folder / "tuning.md", tuning.markdown())
+            write_json(folder / "tuning.json", [asdict(trial) for trial in tuning.trials])
         return found
 
     def _record(self) -> None:
@@ -260,28 +239,3 @@ class Study(StudyPlan):
             record |= {"recipe": self.recipe.model_dump(mode="json"), "base": asdict(self.base)}
             record["calls"].append(describe_machine())
             write_json(path, record)
-
-
-def show_trials(trials: Sequence[TrialResult], recipe: StudyRecipe) -> str:
-    """Every trial of every method, as Markdown."""
-    assert recipe.tuning is not None
-    lines = [
-        "### Tuning",
-        "",
-        f"| method | trial | changes | best accuracy | TPF at base - {recipe.tolerance:g} | chosen |",
-        "|---" * 6 + "|",
-    ]
-    for trial in trials:
-        speed = "not reached" if trial.tpf is None else f"{trial.tpf:.2f}"
-        found = f"{trial.accuracy:.1f} | {speed}" if trial.accuracy is not None else "not run yet | "
-        chosen = "yes" if trial.chosen else ""
-        lines.append(
-            f"| {trial.method} | {trial.number} | {json.dumps(trial.changes)} | {found} | {chosen} |"
-        )
-    count = max((trial.number + 1 for trial in trials), default=0)
-    tasks = ", ".join(f"{task.name} ({task.split})" for task in recipe.tuning.tasks)
-    lines += [
-        "",
-        f"{count} trials for each method, seed {recipe.tuning.seed}, on {tasks}; the test problems were not used.",
-    ]
-    return "\n".join(lines) + "\n"
