@@ -38,11 +38,11 @@ from tad.cli.options import quieten
 from tad.cli.run import ConsoleListener, list_states
 from tad.config import load_recipe
 from tad.errors import TadError
-from tad.evaluation.results import META, ROWS, SUMMARY, Results
+from tad.evaluation.results import META, ROWS, SUMMARY, Results, is_whole
 from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.cells import Cell
 from tad.evaluation.study.costs import COST
-from tad.evaluation.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan, is_whole
+from tad.evaluation.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan
 from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
 from tad.files import hash_file, read_lines, write_whole

@@ -24,26 +24,22 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     return tad.load(write_checkpoint(tmp_path_factory.mktemp("tiny"), request.param), device="cpu")
 
 
-def test_string_gives_one_generation_and_list_gives_a_list(lm: LM) -> None:
-    one = generate(lm, "hello", **SHORT)
-    many = generate(lm, ["hello", "a longer question"], **SHORT)
+def test_a_string_or_a_chat_gives_one_generation_and_a_list_gives_a_list(lm: LM) -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    one, said = generate(lm, "hello", **SHORT), generate(lm, chat, **SHORT)
     assert isinstance(one, Generation)
-    assert [answer.prompt for answer in many] == ["hello", "a longer question"]
-    assert many[0].tokens == one.tokens
+    assert isinstance(said, Generation)
+    many = generate(lm, ["hello", "a longer question", chat], **SHORT)
+    assert [answer.prompt for answer in many] == ["hello", "a longer question", chat]
+    assert many[0].tokens == many[2].tokens == one.tokens == said.tokens
     assert generate(lm, [], **SHORT) == []
 
 
-def test_string_is_the_user_turn_of_a_chat(lm: LM) -> None:
-    chat = [{"role": "user", "content": "hello"}]
-    answer = generate(lm, chat, **SHORT)
-    assert isinstance(answer, Generation)
-    assert answer.prompt == chat
-    assert [row.tokens for row in generate(lm, [chat, "hello"], **SHORT)] == [answer.tokens] * 2
-
-
-def test_answer_is_what_decode_gives_for_the_chat_ids(lm: LM) -> None:
-    answer = generate(lm, "hello", decoder="fast-dllm", **SHORT)
-    expected = decode(lm, [lm.encode("hello")], "fast-dllm", **SHORT)[0]
+@pytest.mark.parametrize("settings", [{"decoder": "fast-dllm"}, {"prefix": "So: "}])
+def test_an_answer_is_what_decode_gives_for_the_chat_ids(lm: LM, settings: dict[str, str]) -> None:
+    answer = generate(lm, "hello", **settings, **SHORT)
+    ids = lm.encode("hello", settings.get("prefix", ""))
+    expected = decode(lm, [ids], settings.get("decoder", "tad"), **SHORT)[0]
     assert answer.tokens == expected.tokens
     assert answer.text == lm.decode(expected.answer)
 
@@ -52,15 +48,8 @@ def test_raw_prompt_has_no_chat_around_it(lm: LM) -> None:
     answer = generate(lm, "hello", raw=True, **SHORT)
     assert answer.tokens == decode(lm, [lm.encode_text("hello")], **SHORT)[0].tokens
     assert answer.tokens != generate(lm, "hello", **SHORT).tokens
-
-
-def test_prefix_is_fed_and_not_repeated_in_the_text(lm: LM) -> None:
-    answer = generate(lm, "hello", prefix="So: ", **SHORT)
-    expected = decode(lm, [lm.encode("hello", prefix="So: ")], **SHORT)[0]
-    assert answer.tokens == expected.tokens
-    assert answer.text == lm.decode(expected.answer)
-    raw = generate(lm, "hello", prefix=" you", raw=True, **SHORT)
-    assert raw.tokens == generate(lm, "hello you", raw=True, **SHORT).tokens
+    prefixed = generate(lm, "hello", prefix=" you", raw=True, **SHORT)
+    assert prefixed.tokens == generate(lm, "hello you", raw=True, **SHORT).tokens
 
 
 def test_text_stops_before_the_first_end_token(lm: LM) -> None:
@@ -140,15 +129,11 @@ def test_a_stream_ends_in_the_answer_of_generate(lm: LM) -> None:
     assert rest.answer.text == whole.text
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_named(lm: LM) -> None:
     with pytest.raises(TadError, match=r"tad\.load\('nano-llada'\)"):
         tad.generate("nano-llada", "x")  # type: ignore[call-overload]
-    lm = SimpleNamespace()
     with pytest.raises(TadError, match="SimpleNamespace"):
-        tad.stream(lm, "x")  # type: ignore[arg-type]
-
-
-def test_types_of_settings_are_checked(lm: LM) -> None:
+        tad.stream(SimpleNamespace(), "x")  # type: ignore[arg-type]
     for wrong in ({"gen_length": "96"}, {"gen_length": 1.5}, {"decoder": 3}):
         with pytest.raises(TadError, match=next(iter(wrong))):
             lm.generate("hi", **wrong)

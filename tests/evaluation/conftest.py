@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,11 @@ def data_dir() -> Path:
     if not directory.is_dir():
         pytest.skip("needs the benchmark data: set TAD_DATA to a directory that holds it")
     return directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures_of_windows() -> Iterator[None]:
+    """They are tested with the window; here every store would draw two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tad.trajectories.window.plot_decay", lambda *_: [])
+        yield

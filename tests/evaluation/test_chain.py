@@ -109,7 +109,7 @@ def test_training_that_was_stopped_is_resumed(world: Path, tmp_path: Path) -> No
     recipe = run_recipe(world)
     chain = Chain(recipe, tmp_path)
     chain.run(("collect", "window"))
-    first = recipe.distill_recipe("quality", str(chain.store), recipe.students["quality"])
+    first = recipe.distill_recipe("quality", str(chain.out / "trajectories"), recipe.students["quality"])
     distill(first, chain.student("quality"), stop_at=2, quiet=True)
     assert list(chain.student("quality").glob("checkpoint-2"))
     assert chain.run(("distill",))
@@ -224,7 +224,7 @@ def test_the_base_comes_back_from_training_as_it_was(world: Path, tmp_path: Path
     pool = ModelPool(recipe.model, "cpu")
     before = {name: value.clone() for name, value in pool.base().model.named_parameters()}
     values = recipe.distill_recipe(
-        "speed", str(chain.store), {**recipe.students["speed"], "precision": "bf16"}
+        "speed", str(chain.out / "trajectories"), {**recipe.students["speed"], "precision": "bf16"}
     )
     pool.train(values, tmp_path / "student", Listener())
     after = dict(pool.base().model.named_parameters())

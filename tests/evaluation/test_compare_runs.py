@@ -25,6 +25,9 @@ def test_the_minimum_detectable_effect_is_seen_four_times_in_five() -> None:
     found = draws.multinomial(examples, chances, size=400)
     seen = np.mean([mcnemar(int(gained), int(lost)) < 0.05 for gained, lost, _ in found])
     assert 0.72 < seen < 0.86
+    assert minimum_detectable_effect(100, 0) == minimum_detectable_effect(
+        100, 3
+    )  # no disagreement is no proof
 
 
 @pytest.fixture(scope="module")

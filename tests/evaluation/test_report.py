@@ -50,6 +50,12 @@ def study_page(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return write_report([study], tmp_path_factory.mktemp("out") / "page.html")
 
 
+@pytest.fixture
+def without_pngs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named and not drawn, where a test is about the page."""
+    monkeypatch.setattr("tad.evaluation.report.charts.as_png", lambda shown, path, *_: path)
+
+
 class Elements(HTMLParser):
     """Every element with its attributes; the text a reader sees, and that which is folded away."""
 
@@ -156,6 +162,7 @@ def test_every_base_and_every_set_of_problems_has_its_own_part(tmp_path: Path) -
     assert "validation" in names[-1]
 
 
+@pytest.mark.usefixtures("without_pngs")
 def test_a_window_that_is_the_cap_of_its_measurement_is_called_so(tmp_path: Path) -> None:
     made.write_store(tmp_path / "store", reached=False)
     done = write_report([tmp_path], tmp_path / "p.html")
@@ -202,6 +209,7 @@ def test_the_verdict_comes_first(folder: Path, page: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("without_pngs")
 def test_small_runs_are_marked_as_smoke_size(page: str, tmp_path: Path) -> None:
     assert "as few as 24 problems" in page
     made.write_run(
@@ -286,6 +294,7 @@ def test_a_study_of_the_earlier_names_is_read(study: Path, tmp_path: Path) -> No
     assert (part.main.baseline, part.main.tolerance) == ("fast-dllm", 1.5)
 
 
+@pytest.mark.usefixtures("without_pngs")
 def test_two_studies_and_other_runs_share_a_page(study: Path, tmp_path: Path) -> None:
     shutil.copytree(study, tmp_path / "other")
     path = tmp_path / "other" / "study.json"
@@ -307,6 +316,7 @@ def test_two_studies_and_other_runs_share_a_page(study: Path, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.usefixtures("without_pngs")
 def test_a_study_that_has_hardly_begun_has_a_page(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "study"
     assert Study(study_recipe(world), out).run(["base"])
@@ -336,6 +346,7 @@ def test_the_page_loads_nothing_from_anywhere(page: str) -> None:
     assert policy.startswith("default-src 'none'")
 
 
+@pytest.mark.usefixtures("without_pngs")
 def test_text_from_models_prompts_and_files_is_escaped(tmp_path: Path) -> None:
     evil = f"models/{made.ATTACK.replace('/', '')}"
     made.write_run(tmp_path / "e" / "one-by-one", "one-by-one", 0.9, 1.0, answer=made.ATTACK)

@@ -145,7 +145,7 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
     )
     out = tmp_path / "store"
     run = CliRunner().invoke
-    made = run(app, ["collect", str(recipe), "--out", str(out), "--keep", "all"])
+    made = run(app, ["collect", str(recipe), "keep=all", "--out", str(out)])
     assert made.exit_code == 0, made.output
     assert "3 trajectories of 3 rollouts" in made.output
     summary = json.loads(run(app, ["trajectories", str(out), "--json"]).output)
@@ -199,6 +199,6 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
     wrong = run(app, ["window", str(out), "--model", str(other), "--device", "cpu"])
     assert isinstance(wrong.exception, TadError)
     assert f"another model than {other}" in str(wrong.exception)
-    again = run(app, ["collect", str(recipe), "--out", str(out), "--keep", "correct"])
+    again = run(app, ["collect", str(recipe), "keep=correct", "--out", str(out)])
     assert isinstance(again.exception, TadError)
     assert "recipe.keep is 'all' there and 'correct' here" in str(again.exception)

@@ -33,11 +33,7 @@ def collect(
     recipe: options.RecipeName,
     overrides: options.Overrides = None,
     out: Annotated[Path, typer.Option(help="Directory of the store.")] = Path("runs/trajectories"),
-    keep: Annotated[str | None, typer.Option(help="all or correct; the same as keep=...")] = None,
     no_privileged: Annotated[bool, typer.Option("--no-privileged", help="Hide the reference.")] = False,
-    student_adapter: Annotated[
-        str | None, typer.Option(help="An adapter for the student.", callback=options.check_source)
-    ] = None,
     workers: options.Workers = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print the prompts of each task's first question; collect nothing.")
@@ -49,9 +45,7 @@ def collect(
     from tad.trajectories.workers import collect_here, collect_with_ray, load_teacher
 
     changes = list(overrides or ())
-    changes += [f"keep={keep}"] if keep else []
     changes += ["privileged=false"] if no_privileged else []
-    changes += [f"student_adapter={student_adapter}"] if student_adapter else []
     values = recipes.load(CollectRecipe, "collect", recipe, changes)
     if show:
         _show_prompts(values)

@@ -60,6 +60,13 @@ def find_training(meta: RunMeta, trainings: Sequence[Path] = ()) -> dict[str, An
     return None
 
 
+def training_series(recipe: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """What training runs share that differ in their seed alone; `facts` are of the record's last call."""
+    own = {key: value for key, value in recipe.items() if key not in _WHERE}
+    data = {key: facts.get(key) for key in ("fingerprints", "stores", "trajectories", "steps")}
+    return json.dumps([own, data], sort_keys=True)
+
+
 def label_runs(metas: Sequence[RunMeta], trainings: Sequence[Path] = ()) -> list[RunLabel]:
     """Which model made each run. A name belongs to one series: where two would share it, their directories tell them apart."""
     labels: list[RunLabel] = []
@@ -78,9 +85,7 @@ def label_runs(metas: Sequence[RunMeta], trainings: Sequence[Path] = ()) -> list
         series = own
         if record is not None:
             seed = record["recipe"].get("seed", seed)
-            recipe = {key: value for key, value in record["recipe"].items() if key not in _WHERE}
-            data = {key: facts.get(key) for key in ("fingerprints", "stores", "trajectories", "steps")}
-            series = json.dumps([base, recipe, data], sort_keys=True)
+            series = f"{base} {training_series(record['recipe'], facts)}"
         if (
             weights.setdefault((series, seed), own) != own
         ):  # the same seed and other weights: something else differs

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from tad.config import Recipe
 from tad.errors import TadError
-
-Positive = Annotated[int, Field(gt=0)]
 
 GROUPS = {"nano": ("nano-word", "nano-math", "nano-code")}
 ALL = "all"  # every template of a task
@@ -22,9 +20,9 @@ class EvalTask(Recipe):
     name: str
     split: str | None = None
     """Default: the task's own, usually `test`."""
-    limit: Positive | None = None
+    limit: PositiveInt | None = None
     """The first so many examples of the data; all by default."""
-    sample: Positive | None = None
+    sample: PositiveInt | None = None
     """Instead of the first ones, this many drawn by a hash of their ids. A smaller sample is part of a larger one."""
     templates: list[str] = Field(default=["tad"], min_length=1)
     """Prompt templates; each is asked about every example. `all`: each that the task has."""
@@ -43,12 +41,12 @@ class EvalRecipe(Recipe):
     decoder: str = "tad"
     settings: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the decoder that differ from its defaults."""
-    gen_length: Positive = 256
+    gen_length: PositiveInt = 256
     seed: int = 0
     """Only matters with a temperature."""
-    batch_size: Positive = 16
+    batch_size: PositiveInt = 16
     """Rows decoded at once; decides the speed, not the rows."""
-    graders: Positive | None = None
+    graders: PositiveInt | None = None
     """Graders at work at once; default: one per core."""
     device: str | None = None
     dtype: str | None = None

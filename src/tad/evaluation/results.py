@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tad.files import (
     write_whole,
     writing,
 )
+from tad.training.record import last_call, read_record
 
 SCHEMA_VERSION = 1
 META = "eval.json"
@@ -92,6 +94,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether every row of a run is there, graded or not, without reading them; not of what is no run."""
+    return bool(read_summary(folder).get("complete", False))
+
+
 class Results:
     """A run on disk."""
 
@@ -109,6 +116,11 @@ class Results:
         """The run at `folder` if it is the one described by `meta`, or a new one there."""
         folder = Path(folder)
         return cls(folder, claim_described(folder / META, meta, _WHAT, _COMMAND))
+
+    @cached_property
+    def call(self) -> dict[str, Any]:
+        """The last call of the run's record: machine, commit, time and versions."""
+        return last_call(read_record(self.folder))
 
     @contextmanager
     def writing(self, rank: int = 0, world: int = 1) -> Iterator[None]:
@@ -169,4 +181,4 @@ class Results:
 
     def is_complete(self) -> bool:
         """Whether every row is there, graded or not."""
-        return len(self.rows()) == self.meta.planned
+        return is_whole(self.folder)

@@ -7,7 +7,7 @@ directory share it. Tables are made by `methods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ def plan(
     family: str,
     gen_length: int,
     settings: dict[str, Any] | None = None,
-    thresholds: Sequence[float] | None = None,
+    thresholds: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
 ) -> list[Setting]:
-    """The runs of a method's sweep, the one-token run first. `thresholds` takes the place of the grid."""
+    """The runs of a method's sweep, the one-token run first. `thresholds`, or those of its kind, take the place of the grid."""
     own = dict(settings or {})
     chosen = get_decoder(decoder, family, **own)
     first = Setting(FIRST, {key: value for key, value in own.items() if key in _SHARED})
@@ -78,14 +78,14 @@ def plan(
         raise TadError(
             f"decoder '{decoder}' has rule '{describe(chosen)['rule']}', which has no threshold to sweep"
         )
-    if thresholds is not None and "threshold" not in parameters(chosen):
+    given = thresholds.get(kind) if isinstance(thresholds, Mapping) else thresholds
+    if given is not None and "threshold" not in parameters(chosen):
         raise TadError(f"decoder '{decoder}' has no threshold; --sweep varies its steps")
     name = "steps" if kind == "quota" else "threshold"
     if name in own:
         raise TadError(f"a sweep sets '{name}' of decoder '{decoder}' itself; leave it out of the settings")
-    values = GRIDS[kind] if thresholds is None else thresholds
     found = [first]
-    for value in values:
+    for value in GRIDS[kind] if given is None else given:
         step = _steps(chosen, value, gen_length) if kind == "quota" else value
         found.append(Setting(decoder, {name: step, **own}, value))
     return found

@@ -6,7 +6,6 @@ that cannot be read becomes a note, so that one broken directory does not cost t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE, ResultTable
-from tad.evaluation.labels import path_name, tell_apart, unseeded
+from tad.evaluation.labels import path_name, tell_apart, training_series, unseeded
 from tad.evaluation.measurement import RESAMPLES
 from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate, walk
 from tad.evaluation.results import META as RUN_META
-from tad.evaluation.results import Results, RunMeta
+from tad.evaluation.results import Results
 from tad.evaluation.study.cells import Source
 from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, read_study
 from tad.evaluation.study.tuning import Tuning
@@ -76,17 +75,8 @@ class TrainingData:
     @property
     def series(self) -> str:
         """What training runs share that differ in their seed alone; in a study, the method."""
-        own = {key: value for key, value in self.recipe.items() if key not in ("seed", "name", "device")}
-        return self.title or (json.dumps(own, sort_keys=True) if own else str(self.folder))
-
-
-@dataclass(frozen=True)
-class RunSource:
-    """What a run says of itself."""
-
-    folder: Path
-    meta: RunMeta
-    call: dict[str, Any]  # the record's last one
+        own = training_series(self.recipe, self.call) if self.recipe else str(self.folder)
+        return self.title or own
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Part:
     name: str
     about: str
     tables: list[ResultTable]
-    runs: list[RunSource]
+    runs: list[Results]
     tuning: Tuning | None = None
     group: RunGroup | None = None  # of evaluation runs: where each point is from
 
@@ -216,7 +206,7 @@ def _as_part(group: RunGroup, table: ResultTable, several: bool) -> Part:
         if several
         else group.base
     )
-    sources = [_read_source(run.folder, run.meta) for run in group.runs]
+    sources = [Results(run.folder, run.meta) for run in group.runs]
     return Part(name, about, [table], sources, group=group)
 
 
@@ -233,7 +223,7 @@ def _take_study(folder: Path, found: Gathered, several: bool) -> None:
     facts = plan.hashes.questions(recipe.evaluate.tasks).facts
     splits = "/".join(dict.fromkeys(str(entry["split"]) for entry in facts))
     runs = [path.parent for path in sorted((folder / "answers").glob(f"*/*/{RUN_META}"))]
-    sources = [_read_source(run, Results.open(run).meta) for run in runs]
+    sources = [Results.open(run) for run in runs]
     about = f"base {path_name(recipe.model)}, family {plan.base.family}, split {splits}"
     part = Part(recipe.name, about, plan.tables(), sources, plan.tuning())
     states = [one.state for one in plan.states()]
@@ -325,7 +315,3 @@ def read_training(folder: Path, notes: list[str]) -> TrainingData:
         done, planned = last.get("steps"), last.get("planned_steps")
         notes.append(f"{folder}: stopped after step {done} of {planned}; go on with --resume")
     return TrainingData(folder, record.get("recipe", {}), log, last)
-
-
-def _read_source(folder: Path, meta: RunMeta) -> RunSource:
-    return RunSource(folder, meta, last_call(read_record(folder)))

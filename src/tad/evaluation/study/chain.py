@@ -14,8 +14,8 @@ is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from tad.errors import TadError
@@ -26,8 +26,8 @@ from tad.evaluation.study.costs import add_rounds, write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
 from tad.evaluation.study.own_data import warn_of_few
 from tad.evaluation.study.pool import ModelPool, find_result, start_fields
-from tad.evaluation.study.recipe import RunRecipe, Values
-from tad.evaluation.sweep import FIRST, Setting, run_settings
+from tad.evaluation.study.recipe import RunRecipe, Training
+from tad.evaluation.sweep import run_settings
 from tad.evaluation.tables import write_table
 from tad.files import create_folder, writing
 from tad.training.recipe import DistillRecipe
@@ -35,18 +35,6 @@ from tad.training.record import RECORD, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import WINDOW
-
-
-@dataclass(frozen=True)
-class Training:
-    """A student to make: the section it is trained with, its trajectories, and the student of the round before."""
-
-    name: str
-    values: Values
-    round: int
-    store: Path
-    before: Training | None
-
 
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
@@ -61,8 +49,7 @@ class Chain:
         recipe.check()
         self.smoke = smoke
         self.recipe, self.out, self.listener = recipe, Path(out), listener or Silent()
-        self.store = self.out / "trajectories"
-        self._pool: ModelPool | None = None
+        self.trainings = recipe.trainings()
 
     def run(self, stages: Sequence[str] = STAGES) -> bool:
         """Do what is missing of these stages; whether it came to the end."""
@@ -81,10 +68,11 @@ class Chain:
             self._check_window()
             write_record(self.out, self.recipe.model_dump(mode="json"))
             try:
-                for trainings in self.rounds:
+                for _, trainings in groupby(self.trainings, lambda one: one.round):
+                    now = list(trainings)
                     for name in STAGES[:3]:
                         if name in stages:
-                            getattr(self, f"_{name}")(trainings)
+                            getattr(self, f"_{name}")(now)
                 for name in STAGES[3:]:
                     if name in stages:
                         getattr(self, f"_{name}")()
@@ -96,25 +84,10 @@ class Chain:
     def questions(self) -> Questions:
         return Questions(self.recipe.evaluate.tasks, self.recipe.data_dir)
 
-    @property
+    @cached_property
     def pool(self) -> ModelPool:
         """Loaded when a stage first needs it."""
-        if self._pool is None:
-            self._pool = ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
-        return self._pool
-
-    @cached_property
-    def rounds(self) -> list[list[Training]]:
-        """The students of every round; those of the first one share its trajectories."""
-        found: list[list[Training]] = []
-        for number in range(1, self.recipe.rounds + 1):
-            now = []
-            for place, (name, values) in enumerate(self.recipe.students.items()):
-                full = name if self.recipe.rounds == 1 else f"{name}-round{number}"
-                store = self.store if number == 1 else self.out / f"trajectories-{full}"
-                now.append(Training(full, values, number, store, found[-1][place] if found else None))
-            found.append(now)
-        return found
+        return ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
 
     def _made(self, training: Training | None) -> Path | None:
         """What a training has left; None stands for the base."""
@@ -136,22 +109,21 @@ class Chain:
     # Stages
 
     def _collect(self, trainings: Sequence[Training]) -> None:
-        for one in _by_store(trainings):
-            part = (one.round, self.recipe.rounds) if self.recipe.split_prompts else None
-            recipe = self.recipe.collect_recipe(part=part)
-            self.pool.collect(recipe, one.store, self._made(one.before), self.listener)
+        for store, one in _by_store(trainings).items():
+            recipe = self.recipe.collect_recipe(part=one.part)
+            self.pool.collect(recipe, self.out / store, self._made(one.before), self.listener)
 
     def _window(self, trainings: Sequence[Training]) -> None:
-        for one in _by_store(trainings):
-            self._need_store(one.store)
-            self.pool.measure_window(self.recipe.window, one.store, self._made(one.before), self.listener)
+        for store, one in _by_store(trainings).items():
+            folder = self._need_store(store)
+            self.pool.measure_window(self.recipe.window, folder, self._made(one.before), self.listener)
 
     def _distill(self, trainings: Sequence[Training]) -> None:
         for one in trainings:
-            self._need_store(one.store)
-            self._need(one.store / WINDOW, "window")
+            store = self._need_store(one.store)
+            self._need(store / WINDOW, "window")
             start = start_fields(self._made(one.before))
-            recipe = self.recipe.distill_recipe(one.name, str(one.store), one.values, **start)
+            recipe = self.recipe.distill_recipe(one.name, str(store), one.values, **start)
             out = self.student(one.name)
             if find_result(out) is None:
                 self.pool.train(recipe, out, self.listener)
@@ -164,43 +136,32 @@ class Chain:
         for name, source in self._models():
             with listener.stage(f"Evaluate '{name}' on {len(self.questions.items)} problems"):
                 lm = self.pool.base() if source is None else self.pool.trained(source)
-                settings = [one for decoder in self._decoders(name) for one in self._settings(name, decoder)]
+                settings = self.recipe.settings_of(name, self.pool.family)
                 recipe = self.recipe.eval_recipe(tasks, name=None if source is None else name)
                 report, stopping = listener.decoding, listener.stopping
                 run_settings(lm, recipe, self.sweep(name), settings, report, stopping, True, self.questions)
                 if stopping():
                     raise Stopped
         write_table(self.table(), self.out / "tables")
-        costs = [add_rounds(one.name, self._rounds_of(one)) for trainings in self.rounds for one in trainings]
+        costs = [add_rounds(one.name, self._rounds_of(one)) for one in self.trainings]
         write_costs([cost for cost in costs if cost is not None], self.out / "tables")
 
     def _rounds_of(self, training: Training) -> list[tuple[int, Path]]:
         """The optimizer steps and the store of a training, and of those before it."""
-        recipe = self.recipe.distill_recipe(training.name, str(training.store), training.values)
+        recipe = self.recipe.distill_recipe(training.name, training.store, training.values)
         before = [] if training.before is None else self._rounds_of(training.before)
-        return [*before, (recipe.learning.steps or 0, training.store)]
+        return [*before, (recipe.learning.steps or 0, self.out / training.store)]
 
     def _models(self) -> list[tuple[str, Path | None]]:
         """Name -> adapter or model, None for the base; in the order of the table."""
         found: list[tuple[str, Path | None]] = [("base", None)]
-        found += [(one.name, self._made(one)) for trainings in self.rounds for one in trainings]
+        found += [(one.name, self._made(one)) for one in self.trainings]
         return found + [(name, Path(path)) for name, path in self.recipe.adapters.items()]
-
-    def _decoders(self, name: str) -> list[str]:
-        return [FIRST, *self.recipe.decoders] if name == "base" else self.recipe.student_decoders
-
-    def _settings(self, name: str, decoder: str) -> list[Setting]:
-        """The runs of a model with a decoder, the one-token run first where it has one."""
-        section = self.recipe.evaluate
-        length = self.recipe.eval_recipe(section.tasks).gen_length
-        found = section.plan(decoder, self.pool.family, length, {})
-        return found if name == "base" or self.recipe.student_first else found[1:]
 
     def table(self) -> ResultTable:
         """The base, its decoders and the students, on the same problems, as `tad points` of the directories has them."""
         notes: list[str] = []
-        students = [one.name for trainings in self.rounds for one in trainings]
-        names = ("base", *students, *self.recipe.adapters)
+        names = ("base", *(one.name for one in self.trainings), *self.recipe.adapters)
         groups = group_runs(load_runs([self.sweep(name) for name in names], notes), notes)
         return tabulate(groups[0], self.recipe.tolerance, title=self.recipe.name)
 
@@ -224,32 +185,34 @@ class Chain:
         if not path.is_file():
             raise TadError(f"{path}: missing; run the stage '{stage}' first")
 
-    def _need_store(self, folder: Path) -> None:
+    def _need_store(self, name: str) -> Path:
         """A store that was stopped has its description, and not all of its shards."""
+        folder = self.out / name
         self._need(folder / STORE, "collect")
         missing = TrajectoryStore.open(folder).missing()
         if missing:
             raise TadError(
                 f"{folder}: {len(missing)} shards are still missing; run the stage 'collect' first"
             )
+        return folder
 
     def _check_window(self) -> None:
         """Refuse to pass over a window that was measured with other settings."""
-        record = read_record(self.out)
-        if not (self.store / WINDOW).is_file() or not record:
+        record, path = read_record(self.out), self.out / "trajectories" / WINDOW
+        if not path.is_file() or not record:
             return
         before = record["recipe"]["window"]
         for field, value in self.recipe.window.model_dump(mode="json", exclude={"batch_size"}).items():
             if before.get(field) != value:
                 raise TadError(
-                    f"{self.store / WINDOW}: was measured with window.{field}={before.get(field)!r}, the recipe now says "
+                    f"{path}: was measured with window.{field}={before.get(field)!r}, the recipe now says "
                     f"{value!r}; use another --out directory"
                 )
 
 
-def _by_store(trainings: Sequence[Training]) -> list[Training]:
+def _by_store(trainings: Sequence[Training]) -> dict[str, Training]:
     """One of the trainings for each store."""
-    return list({one.store: one for one in reversed(trainings)}.values())[::-1]
+    return {one.store: one for one in trainings}
 
 
 def _check_finished(out: Path, recipe: DistillRecipe) -> None:

@@ -50,27 +50,20 @@ def estimate_run(recipe: RunRecipe) -> list[StageEstimate]:
     if rates is None:
         return []
     found: list[StageEstimate] = []
-    names: list[str] = []
-    for number in range(1, recipe.rounds + 1):
-        part = (number, recipe.rounds) if recipe.split_prompts else None
-        collect = recipe.collect_recipe(part=part)
-        if number == 1:  # whose trajectories all students share
-            found.append(estimate_collect(recipe, "collect", collect, rates))
-        for student, values in recipe.students.items():
-            name = student if recipe.rounds == 1 else f"{student}-round{number}"
-            if number > 1:
-                found.append(estimate_collect(recipe, f"collect '{name}'", collect, rates))
-            training = recipe.distill_recipe(name, "store", values)
-            rollouts = count_rollouts(recipe, collect)
-            found.append(estimate_distill(name, training, rollouts, collect.gen_length, rates))
-            names.append(name)
-    section, length = recipe.evaluate, recipe.eval_recipe(recipe.evaluate.tasks).gen_length
-    every = dict.fromkeys((*names, *recipe.adapters), recipe.student_decoders)
-    for name, decoders in {"base": [FIRST, *recipe.decoders], **every}.items():
-        settings = [one for decoder in decoders for one in section.plan(decoder, _FAMILY, length, {})]
-        if name != "base" and not recipe.student_first:
-            settings = [one for one in settings if one.decoder != FIRST]
-        found.append(estimate_answers(recipe, name, settings, section.tasks, length, rates))
+    for one in recipe.trainings():
+        collect = recipe.collect_recipe(part=one.part)
+        stage = "collect" if one.before is None else f"collect '{one.name}'"
+        if all(known.stage != stage for known in found):
+            found.append(estimate_collect(recipe, stage, collect, rates))
+        training = recipe.distill_recipe(one.name, "store", one.values)
+        rollouts = count_rollouts(recipe, collect)
+        found.append(estimate_distill(one.name, training, rollouts, collect.gen_length, rates))
+    tasks = recipe.evaluate.tasks
+    length = recipe.eval_recipe(tasks).gen_length
+    found += [
+        estimate_answers(recipe, name, recipe.settings_of(name, _FAMILY), tasks, length, rates)
+        for name in ("base", *(one.name for one in recipe.trainings()), *recipe.adapters)
+    ]
     return found
 
 

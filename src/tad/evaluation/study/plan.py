@@ -21,7 +21,7 @@ from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable, RowSpec, analyse
 from tad.evaluation.measurement import MethodRuns
 from tad.evaluation.methods import read_outcomes
-from tad.evaluation.results import read_summary
+from tad.evaluation.results import is_whole, read_summary
 from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, Source, choose, resolve_methods
 from tad.evaluation.study.costs import StudentCost, add_rounds
 from tad.evaluation.study.pool import ModelPool, find_result
@@ -46,11 +46,6 @@ class CellState:
     seed: int | None
     trial: int | None
     state: str
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether every row of a run is there, without reading them."""
-    return bool(read_summary(folder).get("complete", False))
 
 
 def list_ungraded(folder: Path) -> set[str]:
@@ -78,7 +73,6 @@ class StudyPlan:
         self.recipe, self.out = recipe, Path(out)
         self.methods = resolve_methods(recipe)
         self._choices: dict[str, int] = {}
-        self._pool: ModelPool | None = None
         self._check()
 
     def _check(self) -> None:
@@ -105,17 +99,16 @@ class StudyPlan:
         pool = self.pool
         return Base(pool.fingerprint, pool.tokenizer, pool.family, pool.own_dtype)
 
-    @property
+    @cached_property
     def pool(self) -> ModelPool:
         """Loaded when something first needs it."""
-        if self._pool is None:
-            self._pool = ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
-            if "base" in self.__dict__ and self._pool.fingerprint != self.base.model:
-                raise TadError(
-                    f"{self.out}: is a study of another base: {self.base.model} there, {self._pool.fingerprint} is "
-                    f"{self.recipe.model}; use another --out directory"
-                )
-        return self._pool
+        found = ModelPool(self.recipe.model, self.recipe.device, self.recipe.dtype)
+        if "base" in self.__dict__ and found.fingerprint != self.base.model:
+            raise TadError(
+                f"{self.out}: is a study of another base: {self.base.model} there, {found.fingerprint} is "
+                f"{self.recipe.model}; use another --out directory"
+            )
+        return found
 
     @cached_property
     def hashes(self) -> Hashes:

@@ -8,54 +8,50 @@ which the chain or the study fills in. A section laid over another changes the f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from tad.config import Recipe, parse_recipe
-from tad.decoding import get_decoder
-from tad.decoding.decoders import describe
 from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE
 from tad.evaluation.recipe import EvalRecipe, EvalTask
-from tad.evaluation.sweep import Setting, plan
+from tad.evaluation.sweep import FIRST, Setting, plan
 from tad.tasks import Example, check_contamination, get_task
 from tad.tasks.selection import exclude_questions
 from tad.training.recipe import DistillRecipe, ObjectiveSection
 from tad.trajectories.mix import list_examples
 from tad.trajectories.recipe import CollectRecipe, TaskSection
 
-Positive = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(gt=0)]
 Values = dict[str, Any]
 NEVER = 10**9  # steps
 _UNNAMED = ObjectiveSection().name  # what an objective without a name is
-_CONFIDENCES = ("confidence", "hierarchy", "credit")
 
 
 class WindowSection(Recipe):
     """How the decay of confidence is measured. Trajectories are taken evenly over the store."""
 
-    limit: Positive = 256
-    states: Positive = 8
-    distances: Positive | None = None
+    limit: PositiveInt = 256
+    states: PositiveInt = 8
+    distances: PositiveInt | None = None
     """The longest distance measured, default half of the canvas. A window whose level is not reached within it is this."""
-    batch_size: Positive = 16
+    batch_size: PositiveInt = 16
 
 
 class EvaluateSection(Recipe):
     """Which questions are asked, and at which thresholds."""
 
     tasks: list[EvalTask] = Field(min_length=1)
-    gen_length: Positive | None = None
+    gen_length: PositiveInt | None = None
     """Default: that of the trajectories."""
-    batch_size: Positive = 16
+    batch_size: PositiveInt = 16
     thresholds: dict[str, list[float]] = Field(default_factory=dict)
-    """By kind of rule, `entropy` or `confidence`, in place of the grids of `tad eval --sweep`."""
+    """By kind of threshold, `entropy` or `confidence`, in place of the grids of `tad eval --sweep`."""
     settings: Values = Field(default_factory=dict)
     """Parameters that all decoders share, such as `block`."""
-    graders: Positive | None = None
+    graders: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _check(self) -> EvaluateSection:
@@ -64,15 +60,9 @@ class EvaluateSection(Recipe):
                 raise ValueError(f"thresholds are given for entropy and confidence, not for '{kind}'")
         return self
 
-    def grid(self, decoder: str, family: str, settings: Values | None = None) -> list[float] | None:
-        """Thresholds for a decoder; None for its default grid."""
-        rule = describe(get_decoder(decoder, family, **{**self.settings, **(settings or {})}))["rule"]
-        return self.thresholds.get("confidence" if rule in _CONFIDENCES else rule)
-
     def plan(self, decoder: str, family: str, gen_length: int, settings: Values) -> list[Setting]:
         """The runs of a method: one token at a time, then its grid."""
-        every = {**self.settings, **settings}
-        return plan(decoder, family, gen_length, every, self.grid(decoder, family, settings))
+        return plan(decoder, family, gen_length, {**self.settings, **settings}, self.thresholds)
 
 
 class RatesSection(Recipe):
@@ -80,17 +70,17 @@ class RatesSection(Recipe):
 
     machine: str
     """Where the rates were measured, and of what."""
-    rollout_ms: Rate
+    rollout_ms: PositiveFloat
     """Milliseconds of collecting per row and step."""
-    state_ms: Rate
+    state_ms: PositiveFloat
     """Milliseconds of training per state: a student's and a teacher's forward, and the step's share."""
-    forward_ms: Rate
+    forward_ms: PositiveFloat
     """Milliseconds of decoding per row and forward."""
-    tokens_per_forward: Rate = 4.0
+    tokens_per_forward: PositiveFloat = 4.0
     """Assumed of every setting but one token at a time."""
-    decode_gb: Rate
+    decode_gb: PositiveFloat
     """Memory on the device while collecting and decoding: the weights."""
-    train_gb: Rate
+    train_gb: PositiveFloat
     """Memory on the device while training: the highest measured."""
 
 
@@ -187,10 +177,22 @@ class ModelRecipe(Recipe):
         return {**values, **where}
 
 
+@dataclass(frozen=True)
+class Training:
+    """A student of a run: the section it is trained with, its trajectories, and the student of the round before."""
+
+    name: str
+    values: Values
+    round: int
+    part: tuple[int, int] | None  # of the prompts
+    store: str  # a directory's name; the students of the first round share theirs
+    before: Training | None
+
+
 class RunRecipe(ModelRecipe):
     """Everything `tad run` needs."""
 
-    rounds: Positive = 1
+    rounds: PositiveInt = 1
     """How often a student is made: from the second round on the last student rolls out, is trained on and is its teacher."""
     split_prompts: bool = False
     """Whether every round has its own part of the prompts, so that all rounds together roll out as often as one."""
@@ -226,6 +228,25 @@ class RunRecipe(ModelRecipe):
             self.distill_recipe(name, "store", values)
         self.eval_recipe(self.evaluate.tasks)
 
+    def trainings(self) -> list[Training]:
+        """The students to make, round by round."""
+        found: list[Training] = []
+        for number in range(1, self.rounds + 1):
+            before: Sequence[Training | None] = found[-len(self.students) :] or [None] * len(self.students)
+            part = (number, self.rounds) if self.split_prompts else None
+            for (student, values), last in zip(self.students.items(), before, strict=True):
+                name = student if self.rounds == 1 else f"{student}-round{number}"
+                store = "trajectories" if last is None else f"trajectories-{name}"
+                found.append(Training(name, values, number, part, store, last))
+        return found
+
+    def settings_of(self, model: str, family: str) -> list[Setting]:
+        """The runs of the base or of a student."""
+        length = self.eval_recipe(self.evaluate.tasks).gen_length
+        decoders = [FIRST, *self.decoders] if model == "base" else self.student_decoders
+        found = [one for decoder in decoders for one in self.evaluate.plan(decoder, family, length, {})]
+        return [one for one in found if one.decoder != FIRST or model == "base" or self.student_first]
+
 
 class MethodSection(Recipe):
     """A row of a table: how a student is trained (or that none is) and how it decodes."""
@@ -240,7 +261,7 @@ class MethodSection(Recipe):
     """Default: tad."""
     settings: Values = Field(default_factory=dict)
     """Parameters of the decoder, other than what the grid sets."""
-    rounds: Positive | None = None
+    rounds: PositiveInt | None = None
     """One method for each round, named NAME/round=1, ...: from the second on the student of the round before rolls out, is
     trained on and is the teacher. Steps are those of one round."""
     split_prompts: bool = False

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tad.evaluation.analysis import ResultTable
+from tad.evaluation.results import is_whole
 from tad.evaluation.run import regrade
 from tad.evaluation.study.cells import Cell, Source
 from tad.evaluation.study.costs import write_costs
@@ -31,7 +32,6 @@ from tad.evaluation.study.plan import (
     STUDY,
     UNGRADED,
     StudyPlan,
-    is_whole,
     list_ungraded,
 )
 from tad.evaluation.study.pool import find_result, start_fields

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from tad.evaluation.results import flatten
 from tad.evaluation.study.recipe import Values
 from tad.evaluation.tables import Grid, GridGroup, cells
 
@@ -50,7 +49,10 @@ class Tuning:
         ]
         rows = []
         for trial in self.trials:
-            changes = ", ".join(_flatten(trial.changes, "")) or "none"
+            changed = flatten(trial.changes).items()
+            changes = ", ".join(
+                f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in changed
+            )
             numbers = ("not run yet", "")
             if trial.accuracy is not None:
                 numbers = (
@@ -58,20 +60,9 @@ class Tuning:
                     "not reached" if trial.tpf is None else f"{trial.tpf:.2f}",
                 )
             chosen = "yes" if trial.chosen else ""
-            rows.append(cells(trial.title, str(trial.number), changes, *numbers, chosen))
+            rows.append(cells(trial.title, str(trial.number), changes or "none", *numbers, chosen))
         return Grid("Trials", head, [GridGroup("", rows)])
 
     def markdown(self) -> str:
         about = f"{self.count} trials for each method, seed {self.seed}, on {self.tasks}; the test problems were not used."
         return "\n".join(["### Tuning", "", self.grid().markdown(), "", about]) + "\n"
-
-
-def _flatten(values: Mapping[str, Any], above: str) -> list[str]:
-    """Every changed field with its value."""
-    found: list[str] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flatten(value, f"{above}{key}.")
-        else:
-            found.append(f"{above}{key} {value if isinstance(value, str) else json.dumps(value)}")
-    return found
