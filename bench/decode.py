@@ -50,7 +50,7 @@ from tad.decoding.engine.graph import GraphForward
 from tad.decoding.state import DecodeSpec, DecodeState, RowFacts
 from tad.decoding.step import plan
 from tad.models import LM
-from tad.models.quantize import quantize_fp8
+from tad.models.quantize import quantize
 from tad.models.shapes import SHAPES, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
@@ -87,7 +87,7 @@ class Bench:
         """A model with fp8 weights, and its engine."""
         if self._quantized is None:
             lm = random_lm(self.options.shape, self.device, self.options.tiny)
-            quantize_fp8(lm.model)
+            quantize(lm.model, "fp8")
             self._quantized = lm, self.make_engine(lm, *self.flags)
         return self._quantized
 

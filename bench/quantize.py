@@ -1,23 +1,30 @@
-"""What smaller weights cost: accuracy and tokens per forward on nano problems, paired with bf16 problem by problem.
+"""What smaller weights cost: accuracy and tokens per forward on nano problems, paired with bf16 problem by problem; or, of a
+shape with random weights, memory and milliseconds.
 
     python bench/quantize.py nano-llada --adapters nano-llada-speed nano-llada-quality --out quantize.json
+    python bench/quantize.py --shape llada-8b --device cuda
 
 Every model decodes the same test problems of nano-word and nano-math (nano-code would need the sandbox) with bf16 weights
 and with each kind of --weights. A difference is the mean over problems of right minus right with bf16, with its standard
 error over problems. `fp8-block` is simulated: e4m3 weights with one scale per block of 128 x 128, activations rounded per row
 as those of `fp8` are, multiplied in fp32. By default all kinds run the plain forward, so that nothing but the weights differs.
+
+A shape is measured in the plain forward of one row: what the weights hold on the device, what a forward needs beside them, and
+its time.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +34,16 @@ import tad
 from tad.decoding import Decoded, decode
 from tad.models import LM
 from tad.models.layers import place
-from tad.models.quantize import quantize_fp8, to_fp8
+from tad.models.quantize import quantize, to_fp8
+from tad.models.shapes import build, shape_config
 from tad.tasks import Example, Task, get_task
 from tad.training.record import describe_machine
 from tad.trajectories.privileged import plain_ids
 
 TASKS = ("nano-word", "nano-math")
-DECODERS = ("one-by-one", "tad")
 _BLOCK = 128
+
+Row = dict[str, Any]
 
 
 class BlockFp8Linear(nn.Module):
@@ -69,8 +78,10 @@ def quantize_blocks(model: tad.models.MaskedDiffusionModel) -> None:
 
 KINDS: dict[str, Callable[[tad.models.MaskedDiffusionModel], None]] = {
     "bf16": lambda model: None,
-    "fp8": quantize_fp8,
+    "fp8": partial(quantize, kind="fp8"),
     "fp8-block": quantize_blocks,
+    "int8": partial(quantize, kind="int8"),
+    "int4": partial(quantize, kind="int4"),
 }
 
 
@@ -108,19 +119,20 @@ def grade(lm: LM, problems: list[tuple[Task, Example]], found: list[Decoded]) ->
     return torch.tensor(verdicts, dtype=torch.float64)
 
 
-def measure_model(
-    name: str, adapter: str | None, kinds: list[str], size: int, batch: int, device: str | None, engine: str
-) -> list[Measured]:
+def measure_model(options: argparse.Namespace, adapter: str | None) -> list[Measured]:
     """Every decoder with bf16 and each kind of weights."""
-    problems, measured = make_problems(size), []
+    problems, measured = make_problems(options.size), []
     base: dict[str, tuple[Tensor, float, list[Decoded]]] = {}
-    for kind in ("bf16", *kinds):
-        lm = tad.load(name, adapter=adapter, device=device, dtype="bf16", merge=True)
+    name, engine = options.model, options.engine
+    for kind in ("bf16", *options.weights):
+        lm = tad.load(name, adapter=adapter, device=options.device, dtype="bf16", merge=True)
         KINDS[kind](lm.model)
         prompts = [plain_ids(lm, task, example) for task, example in problems]
-        for decoder in DECODERS:
+        for decoder in options.decoders:
             began = time.perf_counter()
-            found = decode(lm, prompts, decoder, lm.defaults.gen_length, batch_size=batch, engine=engine)  # type: ignore[arg-type]
+            found = decode(
+                lm, prompts, decoder, lm.defaults.gen_length, batch_size=options.batch, engine=engine
+            )
             seconds = time.perf_counter() - began
             right = grade(lm, problems, found)
             tpf = sum(len(one.content) for one in found) / sum(one.forwards for one in found)
@@ -146,6 +158,42 @@ def measure_model(
     return measured
 
 
+@torch.inference_mode()
+def measure_shape(options: argparse.Namespace) -> list[Row]:
+    """Memory and time of one row's forward, with bf16 weights and with each kind."""
+    lengths, repeats, device = options.lengths, options.repeats, torch.device(options.device or "cuda")
+    rows: list[Row] = []
+    print("| weights | GB held | GB beside them | " + " | ".join(f"ms, {n} tokens" for n in lengths) + " |")
+    print("|---" * (3 + len(lengths)) + "|")
+    for kind in ("bf16", *(kind for kind in options.weights if kind != "fp8-block")):
+        model = build(shape_config(options.shape), device, torch.bfloat16)
+        KINDS[kind](model)
+        held = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+        row: Row = {"weights": kind, "gb": held / 1e9, "gb_beside": math.nan}
+        for length in lengths:
+            asked = torch.arange(length // 2, length, device=device)
+            call = partial(model, torch.randint(0, 1000, (1, length), device=device), logits_at=asked)
+            for _ in range(2):
+                call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            began = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                row["gb_beside"] = (torch.cuda.max_memory_allocated() - before) / 1e9
+            row[f"ms_{length}"] = 1e3 * (time.perf_counter() - began) / repeats
+        rows.append(row)
+        times = " | ".join(f"{row[f'ms_{n}']:.2f}" for n in lengths)
+        print(f"| {kind} | {row['gb']:.2f} | {row['gb_beside']:.2f} | {times} |", flush=True)
+        del model, call
+        gc.collect()
+    return rows
+
+
 def write_row(one: Measured) -> str:
     points = f"{100 * one.difference:+.2f} ± {100 * one.standard_error:.2f}"
     cells = [
@@ -156,33 +204,40 @@ def write_row(one: Measured) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def main(words: list[str] | None = None) -> list[Measured]:
+def main(words: list[str] | None = None) -> list[Row]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="a directory or a bundled name, of a model that knows the nano world")
+    parser.add_argument(
+        "model", nargs="?", help="a directory or a bundled name, of a model that knows the nano world"
+    )
+    parser.add_argument("--shape", help="measure memory and time of this shape instead: llada-8b, dream-7b")
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, default=[64, 192], help="tokens of a forward of a shape"
+    )
+    parser.add_argument("--repeats", type=int, default=10, help="forwards of a shape that are timed")
     parser.add_argument("--adapters", nargs="*", default=[], help="students beside the base")
     parser.add_argument("--weights", nargs="+", choices=[*KINDS][1:], default=[*KINDS][1:])
+    parser.add_argument("--decoders", nargs="+", default=["one-by-one", "tad"])
     parser.add_argument("--size", type=int, default=768, help="problems of each family")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device")
     parser.add_argument("--engine", choices=("plain", "auto"), default="plain")
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
     options = parser.parse_args(words)
-    print(
-        "| model | decoder | weights | accuracy, % | TPF | difference, points | TPF ratio | same answers, % | s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    found = []
-    for adapter in (None, *options.adapters):
-        found += measure_model(
-            options.model, adapter, options.weights, options.size, options.batch, options.device, options.engine
-        )  # fmt: skip
+    if (options.model is None) == (options.shape is None):
+        parser.error("give a model or a --shape")
+    if options.shape is not None:
+        found = measure_shape(options)
+    else:
+        columns = "model | decoder | weights | accuracy, % | TPF | difference, points | TPF ratio | same answers, % | s"
+        print(f"| {columns} |\n" + "|---" * 9 + "|")
+        models = (None, *options.adapters)
+        found = [asdict(one) for adapter in models for one in measure_model(options, adapter)]
     if options.out is not None:
         record = {"machine": describe_machine(), "options": {k: str(v) for k, v in vars(options).items()}}
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        rows = {"rows": [asdict(one) for one in found]}
-        options.out.write_text(json.dumps({**record, **rows}, indent=2) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps({**record, "rows": found}, indent=2) + "\n", encoding="utf-8")
     return found
 
 

@@ -67,6 +67,15 @@ def lm(model: str) -> tad.LM:
 # What is printed
 
 
+def test_smaller_weights_are_loaded_where_asked_for(bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tad.models import lm
+
+    kinds: list[str] = []
+    monkeypatch.setattr(lm, "quantize_model", lambda model, kind, device: kinds.append(kind))
+    run("generate", bare, "--ids", "5,6,7", *SHORT, "--quantize", "int8")
+    assert kinds == ["int8"]
+
+
 def test_pipe_gets_the_plain_text_and_nothing_else(model: str, lm: tad.LM) -> None:
     result = run("generate", model, "hello", *SHORT)
     assert result.exit_code == 0

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import tad
 from tad.cli import app
-from tad.cli.options import DECODERS, FAMILIES, read_settings
+from tad.cli.options import DECODERS, FAMILIES, QUANTIZED, read_settings
 from tad.cli.progress import Progress
 from tad.errors import TadError
 
@@ -62,6 +62,7 @@ def test_the_auto_classes_know_the_families_in_any_order_of_imports(order: str) 
         (["chat", "nano-llada", "--adapter", "/missing"], "/missing"),
         (["serve", "nano-llada", "--device", "gpu"], "--device gpu"),
         (["generate", "nano-llada", "hello", "--dtype", "int4"], "--dtype int4"),
+        (["chat", "nano-llada", "--quantize", "int3"], "--quantize int3"),
         (["generate", "nano-llada", "hello", "--set", "threshold"], "--set threshold"),
         (["generate", "nano-llada", "hello", "--decoder", "d3lm"], "d3llm"),
         (["decoders", "--family", "qwen"], "--family qwen"),
@@ -108,12 +109,14 @@ def test_settings_are_read_as_numbers_words_and_texts() -> None:
             read_settings(wrong, threshold=0.9)
 
 
-def test_the_names_of_decoders_and_families_are_those_of_the_tables() -> None:
+def test_names_known_without_torch_are_those_of_the_tables() -> None:
     from tad.decoding import DECODERS as TABLE
     from tad.models import FAMILIES as MODELS
+    from tad.models.quantize import KINDS
 
     assert tuple(TABLE) == DECODERS
     assert tuple(family.name for family in MODELS.values()) == FAMILIES
+    assert tuple(KINDS) == QUANTIZED
 
 
 def test_a_family_lists_what_it_decodes_with() -> None:

@@ -29,7 +29,7 @@ from tad.decoding.engine.network import LayerOps
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
-from tad.models.quantize import Fp8Linear, quantize_fp8, to_fp8
+from tad.models.quantize import Fp8Linear, quantize, to_fp8
 
 
 def draw(*sizes: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_the_fake_operation_is_the_operation() -> None:
 def small_lm(lm: LM) -> LM:
     """The model with fp8 projections."""
     found = copy.deepcopy(lm)
-    quantize_fp8(found.model)
+    quantize(found.model, "fp8")
     return found
 
 

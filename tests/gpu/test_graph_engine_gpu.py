@@ -25,7 +25,7 @@ from tad.decoding.engine.layout import Spans
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
-from tad.models.quantize import quantize_fp8, to_fp8
+from tad.models.quantize import quantize, to_fp8
 from tad.trajectories.rollout import RolloutConfig, roll_out
 
 pytestmark = [
@@ -194,7 +194,7 @@ def test_fp8_weights_decode_nearly_as_the_plain_forward_decodes_them() -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8 units")
     lm = copy.deepcopy(on_gpu("llada", torch.bfloat16))
-    quantize_fp8(lm.model)
+    quantize(lm.model, "fp8")
     prompts = tiny_prompts("llada")[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
     for slots in (1, 3):
@@ -377,7 +377,7 @@ def test_split_k_gemms_give_nearly_the_tokens_of_the_plain_forward(
 ) -> None:
     lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, refresh=16, engine="plain")
-    quantize_fp8(lm.model)
+    quantize(lm.model, "fp8")
     engine = GraphEngine(lm.model)
     assert engine.network.few_row_ops is not None
     counted = count_calls(monkeypatch, gemm, "gemm_partials")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import tad
 from tad.models import AttentionMask, DreamConfig, LLaDAConfig, MaskedDiffusionModel
 from tad.models.shapes import build, shape_config
 
@@ -156,3 +159,33 @@ def test_gpu_and_cpu_agree_in_fp32(family: str) -> None:
         on_gpu = model(ids).logits.cpu()
         on_cpu = model.cpu()(ids.cpu()).logits
     assert error(on_gpu, on_cpu) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_a_quantized_model_loads_without_its_unrounded_weights_on_the_device(
+    tmp_path: Path, kind: Any, clean: None
+) -> None:
+    config = LLaDAConfig(
+        d_model=1024,
+        n_layers=12,
+        n_heads=16,
+        mlp_hidden_size=2048,
+        vocab_size=1024,
+        mask_token_id=3,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    plain = build(config, "cpu", torch.bfloat16)
+    plain.save_pretrained(tmp_path)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    lm = tad.load(tmp_path, device="cuda", quantize=kind)
+    held, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+    size = sum(weight.nbytes for weight in plain.parameters())
+    one = 1024 * 2048
+    assert held < 0.6 * size
+    assert peak < held + 20 * one  # one weight as it was, and in fp32 while it is rounded
+    ids = ids_for(lm.model, 64)
+    with torch.no_grad():
+        found, wanted = lm.model(ids).logits, plain(ids.cpu()).logits
+    assert error(found.cpu(), wanted) < {"fp8": 0.15, "int8": 0.05, "int4": 0.3}[kind]

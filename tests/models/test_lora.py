@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,15 +171,26 @@ def test_a_merged_adapter_decodes_to_the_same_tokens_with_the_engine(tmp_path: P
     assert [row.tokens for row in found] == [row.tokens for row in wanted]
 
 
-def test_loading_in_fp8_merges_and_quantizes(tmp_path: Path) -> None:
-    from tad.models.quantize import Fp8Linear
+@pytest.mark.parametrize(("kind", "error"), [("fp8", 0.2), ("int8", 0.05), ("int4", 0.3)])
+def test_loading_smaller_weights_merges_and_quantizes(tmp_path: Path, kind: Any, error: float) -> None:
+    from tad.models.quantize import KINDS
+    from tad.trajectories.fingerprint import fingerprint_model
 
     lm = adapted(tmp_path / "base", "dream")
     lm.peft.save_pretrained(str(tmp_path / "adapter"))
-    small = tad.load(tmp_path / "base", adapter=tmp_path / "adapter", quantize="fp8")
-    assert sum(isinstance(module, Fp8Linear) for module in small.model.modules()) == 14
+    small = tad.load(tmp_path / "base", adapter=tmp_path / "adapter", quantize=kind)
+    assert sum(isinstance(module, KINDS[kind]) for module in small.model.modules()) == 14
     with torch.no_grad():
         wanted, found = lm.model(IDS).logits, small.model(IDS).logits
-    assert (found - wanted).norm() < 0.2 * wanted.norm()
+    assert (found - wanted).norm() < error * wanted.norm()
+    base = tad.load(tmp_path / "base", quantize=kind)
+    plain = tad.load(tmp_path / "base")
+    assert (
+        repr(base).split(",")[2] == repr(plain).split(",")[2]
+    )  # as many parameters, however they are stored
+    assert len({fingerprint_model(one) for one in (small, base, lm)}) == 3  # other weights are another model
+
+
+def test_an_unknown_kind_of_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TadError, match="'int3'"):
         tad.load(tmp_path / "base", quantize="int3")  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from tad.cli.options import (
     GenLength,
     Live,
     Model,
+    Quantize,
     Temperature,
     Threshold,
     busy,
@@ -58,6 +59,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message, before all others.")] = None,
     device: Device = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     seed: Annotated[int, typer.Option(help="Only matters with a temperature; each answer adds one.")] = 0,
     settings: DecoderSettings = None,
     threshold: Threshold = None,
@@ -70,7 +72,7 @@ def chat(
         from tad.generation import Conversation
 
         name, length, overrides = fill_defaults(model, adapter, decoder, gen_length, overrides)
-        lm = load_model(model, adapter, device, dtype)  # not merged: /adapter switches it
+        lm = load_model(model, adapter, device, dtype, quantize=quantize)  # not merged: /adapter switches it
     if lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; a conversation needs one")
     talk = Conversation(lm, name, length, seed, system, **overrides)

@@ -21,6 +21,7 @@ from tad.cli.options import (
     GenLength,
     Live,
     Model,
+    Quantize,
     Seed,
     Temperature,
     Threshold,
@@ -57,6 +58,7 @@ def generate(
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     seed: Seed = 0,
     settings: DecoderSettings = None,
     threshold: Threshold = None,
@@ -85,7 +87,7 @@ def generate(
         from tad.decoding import get_decoder
 
         name, length, overrides = fill_defaults(model, adapter, decoder, gen_length, overrides)
-        lm = load_model(model, adapter, device, dtype, to_decode=True)
+        lm = load_model(model, adapter, device, dtype, to_decode=True, quantize=quantize)
     chosen = get_decoder(name, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -42,6 +42,8 @@ DECODERS = (
 )
 # The names of `tad.models.FAMILIES`, likewise.
 FAMILIES = ("llada", "dream", "fast-dllm-v2", "sdar", "sdar-moe", "llada2")
+# The keys of `tad.models.quantize.KINDS`, likewise.
+QUANTIZED = ("fp8", "int8", "int4")
 DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
 
 
@@ -73,6 +75,12 @@ def check_dtype(dtype: str | None) -> str | None:
     if dtype is not None and dtype not in DTYPES:
         raise TadError(f"--dtype {dtype}: should be bf16, fp16 or fp32")
     return dtype
+
+
+def check_quantize(kind: str | None) -> str | None:
+    if kind is not None and kind not in QUANTIZED:
+        raise TadError(f"--quantize {kind}: should be {', '.join(QUANTIZED[:-1])} or {QUANTIZED[-1]}")
+    return kind
 
 
 def check_decoder(decoder: str | None) -> str | None:
@@ -109,6 +117,10 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(help="bf16, fp16 or fp32; default: as the model is.", callback=check_dtype),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="Smaller weights: fp8, int8 or int4; merges the adapter.", callback=check_quantize),
 ]
 Decoder = Annotated[
     str | None,
@@ -212,6 +224,7 @@ def load_model(
     device: str | None = None,
     dtype: str | None = None,
     to_decode: bool = False,
+    quantize: str | None = None,
 ) -> LM:
     """`to_decode`: nothing else will be done with it, so its adapter may be merged."""
     import torch
@@ -221,7 +234,7 @@ def load_model(
     if device is not None and device.startswith("mps") and not torch.backends.mps.is_available():
         raise TadError("--device mps: this machine or this build of torch has no MPS; use --device cpu")
     quieten()
-    lm = load(model, adapter=adapter, device=device, dtype=dtype)
+    lm = load(model, adapter=adapter, device=device, dtype=dtype, quantize=cast(Any, quantize))
     if to_decode:
         lm.merge_on_gpu()
     return lm

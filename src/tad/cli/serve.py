@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tad.cli.options import Adapter, Device, Dtype, Model, busy, check_decoder, load_model
+from tad.cli.options import Adapter, Device, Dtype, Model, Quantize, busy, check_decoder, load_model
 from tad.errors import TadError
 
 
@@ -55,6 +55,7 @@ def serve(
     grace: Annotated[float, typer.Option(min=0, help="Seconds for running requests at the end.")] = 30.0,
     device: Device = None,
     dtype: Dtype = None,
+    quantize: Quantize = None,
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the model; more than one needs ray.")] = 1,
     backend: Annotated[str, typer.Option(help="local, or ray: Ray Serve.")] = "local",
 ) -> None:
@@ -94,13 +95,13 @@ def serve(
     if backend == "ray":
         from tad.serving.replicas import Source, serve_until_stopped
 
-        source = Source(model, adapter, device, dtype)
+        source = Source(model, adapter, device, dtype, quantize)
         serve_until_stopped(source, settings, replicas, host, port, _announce)
     else:
         from tad.serving.app import create_app
 
         with busy(f"loading {model}"):
-            app = create_app(load_model(model, adapter, device, dtype), settings)
+            app = create_app(load_model(model, adapter, device, dtype, quantize=quantize), settings)
         run(app, host, port, _announce)
     typer.echo("stopped")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,8 @@ from tad.models import lora
 from tad.models.checkpoint import Checkpoint
 from tad.models.defaults import DecodingDefaults, read_defaults
 from tad.models.family import Family
-from tad.models.quantize import quantize_fp8
+from tad.models.quantize import KINDS, Kind
+from tad.models.quantize import quantize as quantize_model
 from tad.models.source import locate
 from tad.models.stored import parse_dtype
 from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_tokenizer
@@ -148,7 +149,10 @@ class LM:
         return Conversation(self, *args, **settings)
 
     def __repr__(self) -> str:
-        size = sum(weight.numel() for weight in self.model.parameters())
+        packed = 2  # int4 weights in a byte
+        size = sum(
+            one.numel() * (packed if one.dtype == torch.uint8 else 1) for one in self.model.parameters()
+        )
         adapter = f", adapter {self.adapter}" if self.adapter else ""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"LM({self.source}, {self.family.name}, {size / 1e6:,.1f}M parameters, {dtype} on {self.device}{adapter})"
@@ -168,7 +172,7 @@ def load(
     attn_implementation: str | None = None,
     revision: str | None = None,
     merge: bool = False,
-    quantize: Literal["fp8"] | None = None,
+    quantize: Kind | None = None,
     weights: bool = True,
 ) -> LM:
     """Load a model of a known family from the hub or a directory, in eval mode, after checking that the directory is whole.
@@ -176,13 +180,14 @@ def load(
     The dtype defaults to the checkpoint's own, the device to CUDA where there is one. `device_map` spreads the model
     over devices instead (accelerate). No remote code runs and no pickle is read.
 
-    For decoding: `merge` adds the adapter to the weights (see `LM.merge`), and `quantize="fp8"` halves the weights of the
-    layers at the price of their rounding; it merges too. Without `weights` only texts are read: a model of empty tensors
+    For decoding: `merge` adds the adapter to the weights (see `LM.merge`), and `quantize` (`fp8`, `int8` or `int4`) makes the
+    weights of the layers smaller at the price of their rounding (`tad.models.quantize`); it merges too, and the unrounded model
+    passes through the memory of the host, not the device's. Without `weights` only texts are read: a model of empty tensors
     that encodes, decodes ids and says what it is.
     """
     placement = _placement(device, device_map)
-    if quantize not in (None, "fp8"):
-        raise TadError(f"quantize '{quantize}' is not known; use fp8 or leave it out")
+    if quantize is not None and quantize not in KINDS:
+        raise TadError(f"quantize '{quantize}' is not known; use {', '.join(KINDS)} or leave it out")
     if quantize is not None and device_map is not None:
         raise TadError("quantize needs the model on one device; give device, not device_map")
     if attn_implementation is not None and attn_implementation not in ATTENTION:
@@ -204,7 +209,7 @@ def load(
         checkpoint.folder,
         config=checkpoint.config,
         dtype=precision or checkpoint.dtype,
-        device_map=placement,
+        device_map=placement if quantize is None else {"": torch.device("cpu")},
         attn_implementation=attn_implementation or "sdpa",
         use_safetensors=True,
     ).eval()
@@ -221,7 +226,7 @@ def load(
     if merge or quantize is not None:
         lm.merge()
     if quantize is not None:
-        quantize_fp8(lm.model)
+        quantize_model(lm.model, quantize, placement[""])
     return lm
 
 

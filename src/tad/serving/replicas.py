@@ -25,6 +25,7 @@ class Source:
     adapter: str | None = None
     device: str | None = None
     dtype: str | None = None
+    quantize: Any = None  # a `tad.models.quantize.Kind`
 
 
 def deploy(source: Source, settings: Settings, replicas: int, host: str, port: int) -> None:
@@ -39,7 +40,13 @@ def deploy(source: Source, settings: Settings, replicas: int, host: str, port: i
         from tad.models import load
         from tad.serving.app import create_app
 
-        lm = load(source.model, adapter=source.adapter, device=source.device, dtype=source.dtype)
+        lm = load(
+            source.model,
+            adapter=source.adapter,
+            device=source.device,
+            dtype=source.dtype,
+            quantize=source.quantize,
+        )
         return create_app(lm, settings)
 
     gpus = 1 if source.device != "cpu" and torch.cuda.is_available() else 0
