@@ -127,12 +127,11 @@ def measure_model(options: argparse.Namespace, adapter: str | None) -> list[Meas
     for kind in ("bf16", *options.weights):
         lm = tad.load(name, adapter=adapter, device=options.device, dtype="bf16", merge=True)
         KINDS[kind](lm.model)
+        length = options.gen_length or lm.defaults.gen_length
         prompts = [plain_ids(lm, task, example) for task, example in problems]
         for decoder in options.decoders:
             began = time.perf_counter()
-            found = decode(
-                lm, prompts, decoder, lm.defaults.gen_length, batch_size=options.batch, engine=engine
-            )
+            found = decode(lm, prompts, decoder, length, batch_size=options.batch, engine=engine)
             seconds = time.perf_counter() - began
             right = grade(lm, problems, found)
             tpf = sum(len(one.content) for one in found) / sum(one.forwards for one in found)
@@ -219,6 +218,7 @@ def main(words: list[str] | None = None) -> list[Row]:
     parser.add_argument("--adapters", nargs="*", default=[], help="students beside the base")
     parser.add_argument("--weights", nargs="+", choices=[*KINDS][1:], default=[*KINDS][1:])
     parser.add_argument("--decoders", nargs="+", default=["one-by-one", "tad"])
+    parser.add_argument("--gen-length", type=int, help="positions to generate; default: the model's own")
     parser.add_argument("--size", type=int, default=768, help="problems of each family")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device")
