@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 import tad
 from tad.canvas.text import printable
+from tad.cli import app
 from tad.cli import chat as cli
 from tad.errors import TadError
 from tad.generation import Conversation
@@ -28,16 +28,9 @@ class _Terminal(io.StringIO):
         return True
 
 
-def make_app() -> typer.Typer:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    cli.add_commands(app)
-    app.command("other")(lambda: None)  # so that the name of the command is part of the line
-    return app
-
-
 def pipe(model: str, *lines: str, options: tuple[str, ...] = SHORT) -> Result:
     given = "".join(f"{line}\n" for line in lines)
-    result = CliRunner().invoke(make_app(), ["chat", model, *options], input=given)
+    result = CliRunner().invoke(app, ["chat", model, *options], input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -63,7 +56,7 @@ def type_in(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
-        make_app()(["chat", model, *options])
+        app(["chat", model, *options])
     assert not ended.value.code
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
 

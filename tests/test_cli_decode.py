@@ -13,14 +13,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import tad
 from tad.canvas.terminal import Canvas, LiveCanvas
 from tad.canvas.text import END, FILLER, FUTURE, MASK, printable, reveal_colour
-from tad.cli import decode as cli
+from tad.cli import app
 from tad.cli.decoders import list_decoders
 from tad.decoding import DECODERS, Decoded, Step, get_decoder
 from tad.decoding.decoders import CACHES, RULES, SCHEDULES, explain, parameters
@@ -32,14 +31,8 @@ from tiny_lm import CONTEXT, write_checkpoint
 SHORT = ("--gen-length", "16", "--set", "block=8")
 
 
-def make_app() -> typer.Typer:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    cli.add_commands(app)
-    return app
-
-
 def run(*words: str, given: str | None = None) -> Result:
-    result = CliRunner().invoke(make_app(), list(words), input=given)
+    result = CliRunner().invoke(app, list(words), input=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -340,7 +333,7 @@ def run_at_terminal(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, 
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
-        make_app()(list(words))
+        app(list(words))
     return int(ended.value.code or 0), screen.getvalue()
 
 
@@ -453,4 +446,4 @@ def test_standard_input_that_is_not_utf_8_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
     with pytest.raises(TadError, match="standard input"):
-        make_app()(["generate", model, *SHORT])
+        app(["generate", model, *SHORT])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,7 +19,7 @@ from lm_eval_setup import NEEDS_HARNESS, tiny_lm, write_roomy
 pytest.importorskip("lm_eval", reason=NEEDS_HARNESS)
 from lm_eval.tasks import TaskManager
 
-from tad.cli import harness as command
+from tad.cli import app
 from tad.decoding import decode
 from tad.errors import TadError
 from tad.evaluation.lm_eval import TASKS, harness
@@ -218,28 +217,18 @@ def test_the_package_ships_the_task_files_and_names_the_plugin() -> None:
             assert any(fnmatch(path.relative_to(root).as_posix(), pattern) for pattern in patterns), path
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command("tasks")(lambda: None)  # a second command, so that the first one keeps its name
-    command.add_commands(app)
-    return app
-
-
-def run(app: typer.Typer, *arguments: object) -> str:
+def run(*arguments: object) -> str:
     given = ["lm-eval", *(str(argument) for argument in arguments)]
     result = CliRunner().invoke(app, given, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_the_command_runs_a_task_and_writes_what_it_found(
-    app: typer.Typer, tmp_path: Path, data_dir: Path
-) -> None:
+def test_the_command_runs_a_task_and_writes_what_it_found(tmp_path: Path, data_dir: Path) -> None:
     model = write_roomy(tmp_path / "tiny", LLADA)
     out = tmp_path / "out"
     printed = run(
-        app, "--model", model, "--tasks", "tad_gsm8k_plain", "--limit", 2, "--gen-length", 64, "--device", "cpu",
+        "--model", model, "--tasks", "tad_gsm8k_plain", "--limit", 2, "--gen-length", 64, "--device", "cpu",
         "--decoder", "fast-dllm", "--set", "threshold=0.4", "--gen", "max_gen_toks=32", "--data-dir", data_dir,
         "--out", out,
     )  # fmt: skip
@@ -270,9 +259,9 @@ def test_the_harness_itself_knows_the_model_when_started_through_this_package(
     assert "tad_gsm8k_plain" in capsys.readouterr().out
 
 
-def test_the_command_lists_our_tasks_and_asks_for_what_it_needs(app: typer.Typer) -> None:
-    assert run(app, "--list").split() == sorted(NAMES)
+def test_the_command_lists_our_tasks_and_asks_for_what_it_needs() -> None:
+    assert run("--list").split() == sorted(NAMES)
     with pytest.raises(TadError, match="needs --model and --tasks"):
-        run(app, "--tasks", "tad_gsm8k")
+        run("--tasks", "tad_gsm8k")
     with pytest.raises(TadError, match="--gen"):
-        run(app, "--model", "nano-llada", "--tasks", "tad_gsm8k", "--gen", "x")
+        run("--model", "nano-llada", "--tasks", "tad_gsm8k", "--gen", "x")

@@ -6,38 +6,30 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from tiny_checkpoints import write_checkpoint
 from typer.testing import CliRunner
 
 import tad
-from tad.cli import models
+from tad.cli import app
 from tad.errors import TadError
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    application = typer.Typer(pretty_exceptions_enable=False)
-    models.add_commands(application)
-    return application
-
-
-def run(app: typer.Typer, *words: object) -> str:
+def run(*words: object) -> str:
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_info_of_a_shape(app: typer.Typer) -> None:
-    text = run(app, "info", "--shape", "llada-8b")
+def test_info_of_a_shape() -> None:
+    text = run("info", "--shape", "llada-8b")
     assert "8,015,581,184" in text
     assert "attn_out, ff_proj, up_proj, ff_out" in text
     assert "15 GB of weights per forward" in text
 
 
-def test_info_as_json(app: typer.Typer, tmp_path: Path) -> None:
+def test_info_as_json(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "dream", tokenizer=True)
-    facts = json.loads(run(app, "info", folder, "--json", "--length", 64))
+    facts = json.loads(run("info", folder, "--json", "--length", 64))
     assert facts["family"] == "dream"
     assert facts["cost"]["length"] == 64
     assert facts["tokens"]["mask"] == tad.load(folder).tokens.mask
@@ -52,21 +44,21 @@ def test_info_as_json(app: typer.Typer, tmp_path: Path) -> None:
         (["info", "./nowhere"], "nowhere: "),
     ],
 )
-def test_bad_questions(app: typer.Typer, words: list[str], message: str) -> None:
+def test_bad_questions(words: list[str], message: str) -> None:
     with pytest.raises(TadError, match=message):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-def test_export_writes_a_checkpoint(app: typer.Typer, tmp_path: Path) -> None:
+def test_export_writes_a_checkpoint(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llada")
     lm = tad.load(source)
     lm.attach(rank=2)
     lm.peft.save_pretrained(tmp_path / "adapter")
     out = tmp_path / "out"
-    text = run(app, "export", source, "--adapter", tmp_path / "adapter", "--out", out, "--dtype", "bf16")
+    text = run("export", source, "--adapter", tmp_path / "adapter", "--out", out, "--dtype", "bf16")
     assert f"wrote {out}" in text
     assert str(tad.load(out).dtype) == "torch.bfloat16"
 
 
-def test_version(app: typer.Typer) -> None:
-    assert run(app, "--version").strip() == f"tad {tad.__version__}"
+def test_version() -> None:
+    assert run("--version").strip() == f"tad {tad.__version__}"

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import tad
-from tad.cli.train import add_commands
+from tad.cli import app
 from tad.config import load_recipe
 from tad.decoding import decode
 from tad.errors import TadError
@@ -238,9 +237,6 @@ def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_command_trains_with_overrides(tmp_path: Path) -> None:
-    app = typer.Typer()
-    add_commands(app)
-    app.command("other")(lambda: None)
     done = CliRunner().invoke(
         app, ["pretrain", "pretrain-tiny", *SMALL, "optimization.steps=2", "--out", str(tmp_path / "run")]
     )

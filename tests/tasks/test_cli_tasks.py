@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from tad.cli import tasks
+from tad.cli import app
 from tad.errors import TadError
 from tad.tasks import task_names
 
@@ -20,14 +19,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    tasks.add_commands(app)
-    return app
-
-
-def run(app: typer.Typer, *arguments: object) -> str:
+def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -45,9 +37,7 @@ def write(path: Path, *entries: object) -> Path:
     return path
 
 
-def test_tasks_are_listed_with_sizes_and_places(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_are_listed_with_sizes_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name in task_names() if not name.startswith("nano")]
     monkeypatch.setattr("tad.tasks.task_names", lambda: names)
     (tmp_path / "gsm8k").mkdir()
@@ -57,21 +47,20 @@ def test_tasks_are_listed_with_sizes_and_places(
         {"question": "r", "answer": "#### 2"},
     )
     listed = {
-        (row["task"], row["split"]): row
-        for row in json.loads(run(app, "tasks", "--data-dir", tmp_path, "--json"))
+        (row["task"], row["split"]): row for row in json.loads(run("tasks", "--data-dir", tmp_path, "--json"))
     }
     assert listed["gsm8k", "test"]["size"] == 2
     assert listed["gsm8k", "test"]["data"] == str(tmp_path / "gsm8k" / "test.jsonl")
     assert listed["math", "test"] == {"task": "math", "split": "test", "size": None, "data": "not found"}
-    table = run(app, "tasks", "--data-dir", tmp_path)
+    table = run("tasks", "--data-dir", tmp_path)
     assert "humaneval-instruct" in table
     assert "jsonl:FILE" in table
 
 
-def test_grading_by_id_gives_accuracy_error_and_reasons(app: typer.Typer, mine: str, tmp_path: Path) -> None:
+def test_grading_by_id_gives_accuracy_error_and_reasons(mine: str, tmp_path: Path) -> None:
     texts = write(tmp_path / "t.jsonl", {"id": "b", "text": "so 3"}, {"id": "a", "text": "so 3"})
     out = tmp_path / "verdicts.jsonl"
-    summary = json.loads(run(app, "grade", mine, texts, "--json", "--out", out))
+    summary = json.loads(run("grade", mine, texts, "--json", "--out", out))
     assert (summary["texts"], summary["correct"], summary["accuracy"]) == (2, 1, 0.5)
     assert summary["standard_error"] == pytest.approx(0.5)
     assert {"correct": False, "reason": "different", "count": 1} in summary["reasons"]
@@ -80,27 +69,27 @@ def test_grading_by_id_gives_accuracy_error_and_reasons(app: typer.Typer, mine: 
         ("b", True, "3"),
         ("a", False, "3"),
     ]
-    assert "50.00% ± 50.00  (1 of 2)" in run(app, "grade", mine, texts)
+    assert "50.00% ± 50.00  (1 of 2)" in run("grade", mine, texts)
 
 
-def test_texts_without_ids_are_taken_in_order(app: typer.Typer, mine: str, tmp_path: Path) -> None:
+def test_texts_without_ids_are_taken_in_order(mine: str, tmp_path: Path) -> None:
     strings = write(tmp_path / "t.jsonl", "2", "4")
-    assert json.loads(run(app, "grade", mine, strings, "--json"))["correct"] == 1
+    assert json.loads(run("grade", mine, strings, "--json"))["correct"] == 1
     plain = tmp_path / "t.txt"
     plain.write_text("it is 2\nit is 3\n")
-    assert json.loads(run(app, "grade", mine, plain, "--json"))["correct"] == 2
+    assert json.loads(run("grade", mine, plain, "--json"))["correct"] == 2
 
 
 def test_code_runs_unprotected_only_with_the_flag(
-    app: typer.Typer, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tad.tasks.sandbox import bwrap
 
     monkeypatch.setattr(bwrap.shutil, "which", lambda *_arguments, **_options: None)
     texts = write(tmp_path / "t.jsonl", {"id": "c", "text": "def f(): return 1"})
     with pytest.raises(TadError, match=r"bubblewrap \(bwrap\) is missing"):
-        run(app, "grade", mine, texts)
-    assert "1 of 1" in run(app, "grade", mine, texts, "--unsafe-no-sandbox")
+        run("grade", mine, texts)
+    assert "1 of 1" in run("grade", mine, texts, "--unsafe-no-sandbox")
 
 
 @pytest.mark.parametrize(
@@ -116,27 +105,27 @@ def test_code_runs_unprotected_only_with_the_flag(
     ],
 )
 def test_bad_texts_are_reported_with_file_and_line(
-    app: typer.Typer, mine: str, tmp_path: Path, lines: str, problem: str
+    mine: str, tmp_path: Path, lines: str, problem: str
 ) -> None:
     texts = tmp_path / "t.jsonl"
     texts.write_text(lines)
     with pytest.raises(TadError) as caught:
-        run(app, "grade", mine, texts)
+        run("grade", mine, texts)
     assert str(caught.value).startswith(f"{texts}{problem}")
 
 
-def test_missing_files_are_reported(app: typer.Typer, mine: str, tmp_path: Path) -> None:
+def test_missing_files_are_reported(mine: str, tmp_path: Path) -> None:
     with pytest.raises(TadError, match="no such file"):
-        run(app, "grade", mine, tmp_path / "none.jsonl")
+        run("grade", mine, tmp_path / "none.jsonl")
     texts = write(tmp_path / "t.jsonl", "2")
     with pytest.raises(TadError, match=r"out\.jsonl.* does not exist"):
-        run(app, "grade", mine, texts, "--out", tmp_path / "no" / "out.jsonl")
+        run("grade", mine, texts, "--out", tmp_path / "no" / "out.jsonl")
 
 
-def test_an_option_the_task_does_not_have_is_refused(app: typer.Typer, mine: str, tmp_path: Path) -> None:
+def test_an_option_the_task_does_not_have_is_refused(mine: str, tmp_path: Path) -> None:
     texts = write(tmp_path / "t.jsonl", "2")
     with pytest.raises(TadError, match="task 'jsonl' has no option 'extraction'"):
-        run(app, "grade", mine, texts, "--extraction", "flexible")
+        run("grade", mine, texts, "--extraction", "flexible")
 
 
 @pytest.mark.parametrize(
@@ -147,8 +136,8 @@ def test_an_option_the_task_does_not_have_is_refused(app: typer.Typer, mine: str
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
-    app: typer.Typer, mine: str, tmp_path: Path, name: str, content: bytes, problem: str
+    mine: str, tmp_path: Path, name: str, content: bytes, problem: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TadError, match=rf"{name}:\d+: {problem}"):
-        run(app, "grade", mine, tmp_path / name)
+        run("grade", mine, tmp_path / name)

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from tiny_store import recipe
 from typer.testing import CliRunner
 
 import tad
-from tad.cli import train
+from tad.cli import app
 from tad.config import bundled_recipes, load_recipe
 from tad.evaluation.quick import quick_evaluation
 from tad.models import DREAM, LLADA
@@ -37,8 +36,6 @@ def file(world: Path, tmp_path: Path) -> str:
 
 
 def call(*words: str) -> Any:
-    app = typer.Typer()
-    train.add_commands(app)
     return CliRunner().invoke(app, ["distill", *words, "--quiet"])
 
 

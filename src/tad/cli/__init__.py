@@ -8,38 +8,57 @@ from __future__ import annotations
 import errno
 import sys
 from importlib import import_module
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+import tad
 from tad.errors import TadError
 
 app = typer.Typer(
     name="tad",
-    help="Fast and accurate decoding for diffusion language models (LLaDA, Dream).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-ROOMS = (
-    "models",
-    "decode",
-    "tasks",
-    "recipes",
-    "trajectories",
-    "train",
-    "evaluate",
-    "harness",
-    "run",
-    "report",
-    "serve",
-    "chat",
-)  # in the order `tad --help` lists their commands
+# In the order `tad --help` lists them: a module, and its functions that are commands.
+COMMANDS = {
+    "models": ("info", "export", "push", "demo"),
+    "decode": ("generate",),
+    "decoders": ("decoders",),
+    "tasks": ("tasks", "grade"),
+    "recipes": ("recipes",),
+    "trajectories": ("collect", "trajectories", "window"),
+    "train": ("pretrain", "distill"),
+    "evaluate": ("evaluate", "regrade", "points", "compare", "throughput"),
+    "harness": ("lm_eval",),
+    "run": ("init", "run", "study"),
+    "report": ("report",),
+    "serve": ("serve",),
+    "chat": ("chat",),
+}
+_VERBS = {"evaluate": "eval", "lm_eval": "lm-eval"}  # where a command is not called like its function
 
-for _room in ROOMS:
-    import_module(f"tad.cli.{_room}").add_commands(app)
+for _module, _functions in COMMANDS.items():
+    for _name in _functions:
+        app.command(_VERBS.get(_name, _name))(getattr(import_module(f"tad.cli.{_module}"), _name))
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tad {tad.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Fast and accurate decoding for diffusion language models (LLaDA, Dream)."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

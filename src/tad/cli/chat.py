@@ -46,11 +46,6 @@ COMMANDS = {
 _PROMPT = "you> "
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("chat")(chat)
-
-
 def chat(
     model: Model,
     adapter: Adapter = None,

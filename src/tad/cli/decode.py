@@ -1,4 +1,4 @@
-"""`tad generate`, `tad decoders`."""
+"""`tad generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tad.cli.decoders import decoders
 from tad.cli.options import (
     Adapter,
     AsJson,
@@ -40,12 +39,6 @@ if TYPE_CHECKING:
 
     from tad.decoding import Decoded, Decoder
     from tad.models import LM
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("generate")(generate)
-    app.command("decoders")(decoders)
 
 
 def generate(

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from tad.evaluation.sweep import Setting
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("eval")(evaluate)
-    app.command("regrade")(regrade)
-    app.command("points")(points)
-    app.command("compare")(compare)
-    app.command("throughput")(throughput)
-
-
 Settings = Annotated[
     list[str] | None,
     typer.Option(

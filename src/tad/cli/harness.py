@@ -11,11 +11,6 @@ from tad.cli import options
 from tad.errors import TadError
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("lm-eval")(lm_eval)
-
-
 def lm_eval(
     model: options.ModelOption = None,
     tasks: Annotated[

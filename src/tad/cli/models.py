@@ -21,31 +21,6 @@ class DemoFamily(str, Enum):
     dream = "dream"
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.callback()(_program)
-    app.command("info")(info)
-    app.command("export")(export)
-    app.command("push")(push)
-    app.command("demo")(demo)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from tad import __version__
-
-        typer.echo(f"tad {__version__}")
-        raise typer.Exit
-
-
-def _program(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Fast and accurate decoding for diffusion language models (LLaDA, Dream)."""
-
-
 def info(
     model: OptionalModel = None,
     adapter: Adapter = None,

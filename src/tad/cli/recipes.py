@@ -26,11 +26,6 @@ _KEYS = {
 }
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("recipes")(recipes)
-
-
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one, with its comments.")] = None,
     copy: Annotated[

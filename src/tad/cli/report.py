@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from tad.evaluation.report import Live
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("report")(report)
-
-
 def report(
     folders: Annotated[
         list[Path],

@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from tad.evaluation.sweep import Setting
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("init")(init)
-    app.command("run")(run)
-    app.command("study")(study)
-
-
 def init(
     data: Annotated[
         Path,

@@ -11,11 +11,6 @@ from tad.cli.options import Adapter, Device, Dtype, Model, Quantize, busy, check
 from tad.errors import TadError
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("serve")(serve)
-
-
 def serve(
     model: Model,
     adapter: Adapter = None,

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from tad.tasks import Example, Task, Verdict
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("tasks")(tasks)
-    app.command("grade")(grade)
-
-
 def tasks(
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -11,12 +11,6 @@ import typer
 from tad.cli import options, recipes
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("pretrain")(pretrain)
-    app.command("distill")(distill)
-
-
 def pretrain(
     recipe: options.RecipeName,
     overrides: options.Overrides = None,

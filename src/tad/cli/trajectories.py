@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("collect")(collect)
-    app.command("trajectories")(trajectories)
-    app.command("window")(window)
-
-
 def collect(
     recipe: options.RecipeName,
     overrides: options.Overrides = None,
