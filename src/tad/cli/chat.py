@@ -12,23 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tad.cli.options import (
-    Adapter,
-    DecoderSettings,
-    Device,
-    Dtype,
-    GenLength,
-    Live,
-    Model,
-    Quantize,
-    Temperature,
-    Threshold,
-    busy,
-    fill_defaults,
-    load_model,
-    read_settings,
-)
-from tad.cli.options import Decoder as DecoderName
+from tad.cli import options
 from tad.errors import TadError
 
 if TYPE_CHECKING:
@@ -47,27 +31,28 @@ _PROMPT = "you> "
 
 
 def chat(
-    model: Model,
-    adapter: Adapter = None,
-    decoder: DecoderName = None,
-    gen_length: GenLength = None,
+    model: options.Model,
+    adapter: options.Adapter = None,
+    decoder: options.Decoder = None,
+    gen_length: options.GenLength = None,
     system: Annotated[str | None, typer.Option(help="A system message, before all others.")] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantize: options.Quantize = None,
     seed: Annotated[int, typer.Option(help="Only matters with a temperature; each answer adds one.")] = 0,
-    settings: DecoderSettings = None,
-    threshold: Threshold = None,
-    temperature: Temperature = None,
-    live: Live = True,
+    settings: options.DecoderSettings = None,
+    threshold: options.Threshold = None,
+    temperature: options.Temperature = None,
+    live: options.Live = True,
 ) -> None:
     """Talk with a model, over several turns; /help lists what else can be typed."""
-    overrides = read_settings(settings, threshold=threshold, temperature=temperature)
-    with busy(f"loading {model}"):
+    overrides = options.read_settings(settings, threshold=threshold, temperature=temperature)
+    with options.busy(f"loading {model}"):
         from tad.generation import Conversation
 
-        name, length, overrides = fill_defaults(model, adapter, decoder, gen_length, overrides)
-        lm = load_model(model, adapter, device, dtype, quantize=quantize)  # not merged: /adapter switches it
+        name, length, overrides = options.fill_defaults(model, adapter, decoder, gen_length, overrides)
+        # Not merged: /adapter switches it.
+        lm = options.load_model(model, adapter, device, dtype, quantize=quantize)
     if lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; a conversation needs one")
     talk = Conversation(lm, name, length, seed, system, **overrides)

@@ -11,25 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tad.cli.options import (
-    Adapter,
-    AsJson,
-    DecoderSettings,
-    Device,
-    Dtype,
-    GenLength,
-    Live,
-    Model,
-    Quantize,
-    Seed,
-    Temperature,
-    Threshold,
-    busy,
-    fill_defaults,
-    load_model,
-    read_settings,
-)
-from tad.cli.options import Decoder as DecoderName
+from tad.cli import options
 from tad.cli.progress import Progress
 from tad.errors import TadError
 from tad.prompts import Question, read_questions
@@ -42,20 +24,20 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Model,
+    model: options.Model,
     prompt: Annotated[
         str | None, typer.Argument(help="The question; '-' or nothing reads prompts from standard input.")
     ] = None,
-    decoder: DecoderName = None,
-    gen_length: GenLength = None,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    quantize: Quantize = None,
-    seed: Seed = 0,
-    settings: DecoderSettings = None,
-    threshold: Threshold = None,
-    temperature: Temperature = None,
+    decoder: options.Decoder = None,
+    gen_length: options.GenLength = None,
+    adapter: options.Adapter = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantize: options.Quantize = None,
+    seed: options.Seed = 0,
+    settings: options.DecoderSettings = None,
+    threshold: options.Threshold = None,
+    temperature: options.Temperature = None,
     file: Annotated[
         Path | None, typer.Option(help='Prompts, one a line; or .jsonl with {"prompt"} or {"messages"}.')
     ] = None,
@@ -65,22 +47,22 @@ def generate(
     allow_special: Annotated[
         bool, typer.Option("--allow-special", help="With --raw: control tokens written in the text count.")
     ] = False,
-    as_json: AsJson = False,
-    live: Live = True,
+    as_json: options.AsJson = False,
+    live: options.Live = True,
     svg: Annotated[
         Path | None, typer.Option(help="Also draw the canvas as a picture that plays (one prompt).")
     ] = None,
 ) -> None:
     """Answer a prompt, and watch the masks become tokens."""
-    overrides = read_settings(settings, threshold=threshold, temperature=temperature)
+    overrides = options.read_settings(settings, threshold=threshold, temperature=temperature)
     questions = read_questions(prompt, file, ids)
     if svg is not None and len(questions) > 1:
         raise TadError(f"--svg {svg}: a picture of one prompt, not of {len(questions)}")
-    with busy(f"loading {model}"):
+    with options.busy(f"loading {model}"):
         from tad.decoding import get_decoder
 
-        name, length, overrides = fill_defaults(model, adapter, decoder, gen_length, overrides)
-        lm = load_model(model, adapter, device, dtype, to_decode=True, quantize=quantize)
+        name, length, overrides = options.fill_defaults(model, adapter, decoder, gen_length, overrides)
+        lm = options.load_model(model, adapter, device, dtype, to_decode=True, quantize=quantize)
     chosen = get_decoder(name, lm.family.name, **overrides)
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tad.cli.options import AsJson, check_decoder, check_family
+from tad.cli.options import FAMILIES, AsJson, check_among, check_decoder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,8 @@ def decoders(
     family: Annotated[
         str | None,
         typer.Option(
-            help="Only what models of this family decode with, such as llada or sdar.", callback=check_family
+            help="Only what models of this family decode with, such as llada or sdar.",
+            callback=check_among("--family", FAMILIES),
         ),
     ] = None,
     as_json: AsJson = False,

@@ -7,7 +7,7 @@ a fraction of a second. Options of one command stay with that command.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -71,34 +71,21 @@ def check_device(device: str | None) -> str | None:
     return device
 
 
-def check_dtype(dtype: str | None) -> str | None:
-    if dtype is not None and dtype not in DTYPES:
-        raise TadError(f"--dtype {dtype}: should be bf16, fp16 or fp32")
-    return dtype
-
-
-def check_quantize(kind: str | None) -> str | None:
-    if kind is not None and kind not in QUANTIZED:
-        raise TadError(f"--quantize {kind}: should be {', '.join(QUANTIZED[:-1])} or {QUANTIZED[-1]}")
-    return kind
-
-
 def check_decoder(decoder: str | None) -> str | None:
     if decoder is not None and decoder not in DECODERS:
         raise TadError(f"unknown decoder '{decoder}'; {suggest(decoder, DECODERS)}")
     return decoder
 
 
-def check_family(family: str | None) -> str | None:
-    if family is not None and family not in FAMILIES:
-        raise TadError(f"--family {family}: {suggest(family, FAMILIES)}")
-    return family
+def check_among(option: str, known: Sequence[str]) -> Callable[[str | None], str | None]:
+    """The check of an option that takes one of these words."""
 
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in known:
+            raise TadError(f"{option} {value}: {suggest(value, known)}")
+        return value
 
-def check_workers(workers: str | None) -> str | None:
-    if workers not in (None, "ray"):
-        raise TadError(f"--workers {workers}: should be ray")
-    return workers
+    return check
 
 
 _MODEL = "A directory, a hub id or a bundled name such as nano-llada."
@@ -116,11 +103,16 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="bf16, fp16 or fp32; default: as the model is.", callback=check_dtype),
+    typer.Option(
+        help="bf16, fp16 or fp32; default: as the model is.", callback=check_among("--dtype", DTYPES)
+    ),
 ]
 Quantize = Annotated[
     str | None,
-    typer.Option(help="Smaller weights: fp8, int8 or int4; merges the adapter.", callback=check_quantize),
+    typer.Option(
+        help="Smaller weights: fp8, int8 or int4; merges the adapter.",
+        callback=check_among("--quantize", QUANTIZED),
+    ),
 ]
 Decoder = Annotated[
     str | None,
@@ -144,7 +136,10 @@ Live = Annotated[bool, typer.Option("--live/--no-live", help="Draw the canvas on
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows computed at once; decides speed, not results.")]
 Store = Annotated[Path, typer.Argument(help="A store made by `tad collect`.")]
 Workers = Annotated[
-    str | None, typer.Option(help="'ray': one actor per GPU of a Ray cluster.", callback=check_workers)
+    str | None,
+    typer.Option(
+        help="'ray': one actor per GPU of a Ray cluster.", callback=check_among("--workers", ("ray",))
+    ),
 ]
 RecipeName = Annotated[
     str, typer.Argument(help="A recipe file, or the name of a bundled one (`tad recipes` lists them).")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tad.cli import options
 from tad.cli.evaluate import Tolerance, YMax, read_y_max
 from tad.errors import TadError
-
-if TYPE_CHECKING:
-    from tad.evaluation.report import Live
 
 
 def report(
@@ -48,9 +45,14 @@ def report(
     if model is None and lost is not None:
         raise TadError(f"{lost} is for a replay that is decoded now; give --model too")
 
-    from tad.evaluation.report import write_report
+    from tad.evaluation.report import Live, write_report
 
-    live = None if model is None else _live(model, adapter, decoder, prompt, gen_length, device)
+    live = None
+    if model is not None:
+        with options.busy(f"loading {model}"):
+            base = options.load_model(model, None, device, None)
+            student = None if adapter is None else options.load_model(model, adapter, device, None)
+        live = Live(base, student, decoder or (student or base).defaults.decoder, prompt, gen_length)
     written = write_report(
         folders,
         out,
@@ -66,19 +68,3 @@ def report(
         typer.echo(f"missing: {note}", err=True)
     for path in (written.page, *written.pictures):
         typer.echo(str(path))
-
-
-def _live(
-    model: str,
-    adapter: str | None,
-    decoder: str | None,
-    prompt: str | None,
-    gen_length: int | None,
-    device: str | None,
-) -> Live:
-    from tad.evaluation.report import Live
-
-    with options.busy(f"loading {model}"):
-        base = options.load_model(model, None, device, None)
-        student = None if adapter is None else options.load_model(model, adapter, device, None)
-    return Live(base, student, decoder or (student or base).defaults.decoder, prompt, gen_length)

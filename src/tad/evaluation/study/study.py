@@ -27,13 +27,7 @@ from tad.evaluation.run import regrade
 from tad.evaluation.study.cells import Cell, Source
 from tad.evaluation.study.costs import write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
-from tad.evaluation.study.plan import (
-    DONE,
-    STUDY,
-    UNGRADED,
-    StudyPlan,
-    list_ungraded,
-)
+from tad.evaluation.study.plan import DONE, STUDY, UNGRADED, StudyPlan, list_ungraded
 from tad.evaluation.study.pool import find_result, start_fields
 from tad.evaluation.study.recipe import StudyRecipe
 from tad.evaluation.sweep import run_settings
