@@ -52,7 +52,7 @@ def data_dir() -> Path:
     return directory
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_pictures_of_windows() -> Iterator[None]:
     """They are tested with the window; here every store would draw two."""
     with pytest.MonkeyPatch.context() as patch:
