@@ -50,7 +50,7 @@ from tad.decoding.engine.graph import GraphForward
 from tad.decoding.state import DecodeSpec, DecodeState, RowFacts
 from tad.decoding.step import plan
 from tad.models import LM
-from tad.models.quantize import quantize
+from tad.models.quantize import Kind, quantize
 from tad.models.shapes import SHAPES, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
@@ -68,7 +68,7 @@ class Bench:
         self.label = f"{options.shape}{' (tiny)' if options.tiny else ''}"
         self.lm = random_lm(options.shape, device, options.tiny, layers)
         self.dtype = self.lm.dtype
-        self._quantized: tuple[LM, GraphEngine] | None = None
+        self._quantized: dict[Kind, tuple[LM, GraphEngine]] = {}
         self.copy_rate = measure_copy_rate(device)
         self.matmul_rate = measure_product_rate(device, self.dtype)
         self.flags = tuple(filter(None, options.engine_options.split(",")))
@@ -83,19 +83,19 @@ class Bench:
         engine.fused = engine.fused and "unfused" not in flags
         return engine
 
-    def quantized(self) -> tuple[LM, GraphEngine]:
-        """A model with fp8 weights, and its engine."""
-        if self._quantized is None:
+    def quantized(self, kind: Kind) -> tuple[LM, GraphEngine]:
+        """A model with smaller weights, and its engine."""
+        if kind not in self._quantized:
             lm = random_lm(self.options.shape, self.device, self.options.tiny)
-            quantize(lm.model, "fp8")
-            self._quantized = lm, self.make_engine(lm, *self.flags)
-        return self._quantized
+            quantize(lm.model, kind)
+            self._quantized[kind] = lm, self.make_engine(lm, *self.flags)
+        return self._quantized[kind]
 
-    def fp8_share(self) -> float:
-        """Bytes that a forward reads of the weights in fp8, over those it reads of the others."""
+    def small_share(self, kind: Kind) -> float:
+        """Bytes that a forward reads of the smaller weights, over those it reads of the others."""
         embedding = self.lm.model.embedding().weight.nbytes
         sizes = []
-        for lm in (self.quantized()[0], self.lm):
+        for lm in (self.quantized(kind)[0], self.lm):
             parts = (*lm.model.parameters(), *lm.model.buffers())
             sizes.append(sum(part.nbytes for part in parts) - embedding)
         return sizes[0] / sizes[1]
@@ -298,10 +298,10 @@ def measure_batch(bench: Bench, count: int) -> Row:
     }
 
 
-def measure_fp8(bench: Bench) -> Row:
-    """A cached step with the projections in fp8."""
-    lm, engine = bench.quantized()
-    share = bench.fp8_share()
+def measure_small_weights(bench: Bench, kind: Kind) -> Row:
+    """A cached step with the projections in fp8 or int8."""
+    lm, engine = bench.quantized(kind)
+    share = bench.small_share(kind)
     steps = {str(new): bench.time_step(1, new, engine, share) for new in bench.new_positions()}
     whole = bench.time_decode(1, bench.decoder("tad-cached"), TPF, engine, lm)
     worst = max(steps.values(), key=lambda one: one["ms"])
@@ -311,7 +311,7 @@ def measure_fp8(bench: Bench) -> Row:
 def measure_own_kernels(bench: Bench) -> Row:
     """The cached step as it is, and without each thing of our own; bf16 and fp8 weights."""
     found: Row = {}
-    small = bench.quantized()[0]
+    small = bench.quantized("fp8")[0]
     ways = (
         ("bf16", bench.lm, ()),
         ("bf16, not compiled", bench.lm, ("uncompiled",)),
@@ -421,7 +421,8 @@ ROWS: dict[str, Callable[[Bench], Row]] = {
     "parts": measure_parts,
     "batch-8": partial(measure_batch, count=8),
     "batch-32": partial(measure_batch, count=32),
-    "fp8": measure_fp8,
+    "fp8": partial(measure_small_weights, kind="fp8"),
+    "int8": partial(measure_small_weights, kind="int8"),
     "others": measure_others,
     "memory": measure_memory,
     "lengths": measure_lengths,

@@ -29,7 +29,7 @@ from tad.decoding.engine.network import LayerOps
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
-from tad.models.quantize import Fp8Linear, quantize, to_fp8
+from tad.models.quantize import QuantizedLinear, quantize, to_fp8
 
 
 def draw(*sizes: int) -> torch.Tensor:
@@ -70,15 +70,15 @@ def test_the_fake_operation_is_the_operation() -> None:
             torch.library.opcheck(gemm._OPERATIONS[split], given, test_utils="test_faketensor")
 
 
-@pytest.fixture
-def small_lm(lm: LM) -> LM:
-    """The model with fp8 projections."""
+@pytest.fixture(params=["fp8", "int8"])
+def small_lm(lm: LM, request: pytest.FixtureRequest) -> LM:
+    """The model with fp8 or int8 projections."""
     found = copy.deepcopy(lm)
-    quantize(found.model, "fp8")
+    quantize(found.model, request.param)
     return found
 
 
-def widen(by: Projection | Fp8Linear) -> torch.Tensor:
+def widen(by: Projection | QuantizedLinear) -> torch.Tensor:
     return by.weight.float() * by.scale[:, None]
 
 
@@ -88,7 +88,7 @@ def wide_lm(small_lm: LM, monkeypatch: pytest.MonkeyPatch) -> LM:
     found = copy.deepcopy(small_lm)
     for parent in list(found.model.modules()):
         for name, module in list(parent.named_children()):
-            if isinstance(module, Fp8Linear):
+            if isinstance(module, QuantizedLinear):
                 linear = torch.nn.Linear(*module.weight.shape[::-1], bias=module.bias is not None)
                 linear.weight.data, linear.bias = widen(module), module.bias
                 setattr(parent, name, linear)

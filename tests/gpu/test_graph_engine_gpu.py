@@ -25,7 +25,7 @@ from tad.decoding.engine.layout import Spans
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import Projection
 from tad.models import LM
-from tad.models.quantize import quantize, to_fp8
+from tad.models.quantize import Kind, quantize, to_fp8
 from tad.trajectories.rollout import RolloutConfig, roll_out
 
 pytestmark = [
@@ -190,16 +190,17 @@ def test_sampled_tokens_are_those_of_the_plain_forward() -> None:
     assert first_difference(found, plain) is None
 
 
-def test_fp8_weights_decode_nearly_as_the_plain_forward_decodes_them() -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_small_weights_decode_nearly_as_the_plain_forward_decodes_them(kind: Kind) -> None:
+    if kind == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8 units")
     lm = copy.deepcopy(on_gpu("llada", torch.bfloat16))
-    quantize(lm.model, "fp8")
+    quantize(lm.model, kind)
     prompts = tiny_prompts("llada")[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, engine="plain")
     for slots in (1, 3):
         found = decode(lm, prompts, "tad-cached", 64, batch_size=slots, engine=engine_for(lm.model))
-        assert share_of_same_tokens(found, plain) > 0.8  # bf16 and fp8 round where they please
+        assert share_of_same_tokens(found, plain) > 0.8  # all of them round where they please
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[int]:
@@ -331,10 +332,11 @@ def test_rotated_queries_and_written_keys_are_those_of_the_layers(family: str, s
 
 
 @torch.inference_mode()
-def test_fp8_weights_are_widened_exactly() -> None:
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_small_weights_are_widened_exactly(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8, device="cuda")
-    codes[[127, 255]] = 0  # not numbers
-    weight = codes.view(torch.float8_e4m3fn)[:, None].expand(256, 64).contiguous()
+    codes[[127, 255]] = 0  # not numbers in fp8
+    weight = codes.view(dtype)[:, None].expand(256, 64).contiguous()
     scale, x = torch.ones(256, device="cuda"), torch.eye(64, device="cuda").half()
     for config in gemm.CONFIGS:
         if config.block_k == 64:
@@ -371,13 +373,14 @@ def test_tuning_finds_a_config_and_says_what_failed(monkeypatch: pytest.MonkeyPa
     assert {autotune.tuned_split(some, torch.bfloat16)} == {key[-1] for key in gemm.chosen}
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_split_k_gemms_give_nearly_the_tokens_of_the_plain_forward(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm, prompts = copy.deepcopy(on_gpu(family, torch.bfloat16)), tiny_prompts(family)[2:7]
     plain = decode(lm, prompts, "tad-cached", 64, refresh=16, engine="plain")
-    quantize(lm.model, "fp8")
+    quantize(lm.model, kind)
     engine = GraphEngine(lm.model)
     assert engine.network.few_row_ops is not None
     counted = count_calls(monkeypatch, gemm, "gemm_partials")

@@ -65,6 +65,12 @@ def fp8_linear(
     return out if bias is None else out + bias
 
 
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in] times weight [out, in] (int8) with its scale [out] (fp32), in x's dtype."""
+    out = F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+    return out if bias is None else out + bias
+
+
 class QuantizedLinear(nn.Module):
     """A linear map with smaller weights; takes the place of the `nn.Linear` it is made of."""
 
@@ -103,8 +109,7 @@ class Int8Linear(QuantizedLinear):
         return (wide / scale[:, None]).round().to(torch.int8), scale
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
-        return out if self.bias is None else out + self.bias
+        return int8_linear(x, self.weight, self.scale, self.bias)
 
 
 class Int4Linear(QuantizedLinear):

@@ -1,9 +1,9 @@
-"""Split-K FP8 GEMM for M <= 64: K is split across CTAs so that every SM streams weights.
+"""Split-K GEMM of fp8 or int8 weights for M <= 64: K is split across CTAs so that every SM streams weights.
 
 A forward of some tens of tokens takes as long as reading its weights does, and the library's fp8 GEMM is made for many
 rows. The operation gives the partials [split, rows, outputs]; reducing them is left to the caller, which does it in the
 kernel that comes next (RMSNorm, RoPE). Nothing is added in an order that depends on timing. Rows come as fp16, to which
-fp8 is widened exactly and in one instruction; bf16 rows lose nothing by it but what lies beyond `FP16_LIMIT`, which is
+both are widened exactly; bf16 rows lose nothing by it but what lies beyond `FP16_LIMIT`, which is
 clamped, and what is too small to matter.
 
 On CUDA the partials come from a Triton kernel, elsewhere from the same sums in torch. Not covered: many rows, where the

@@ -20,7 +20,7 @@ from tad.decoding.engine.layout import Spans
 _HEADS = 8  # of a program that applies RoPE
 
 # Split-K GEMM. A program takes some outputs and a part of K, reads that part of the weights once, in a pipeline of loads, and
-# leaves its partial. Weights are the left factor: only that one can come from registers, where fp8 becomes fp16.
+# leaves its partial. Weights are the left factor: only that one can come from registers, where fp8 or int8 becomes fp16.
 
 
 @triton.jit(do_not_specialize=["m", "split"])

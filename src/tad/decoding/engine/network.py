@@ -34,7 +34,7 @@ MAX_QUERIES = 256  # of a row that sees everything, that our own attention serve
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
     fused kernels, one compilation for all layers and all sizes. `kernels`: our own serve few tokens (they multiply with fp8
-    weights, apply RoPE, write keys and values, attend), by default on a GPU that runs them; `True` elsewhere takes the same
+    and int8 weights, apply RoPE, write keys and values, attend), by default on a GPU that runs them; `True` elsewhere takes the same
     way with the library's operations. `adapter`: see `read_weights`."""
 
     def __init__(

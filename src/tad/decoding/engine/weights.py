@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tad.models import MaskedDiffusionModel
 from tad.models.layers import Attention, SwiGLU
 from tad.models.qk_norm import NormedAttention
-from tad.models.quantize import Fp8Linear, fp8_linear
+from tad.models.quantize import FP8, Fp8Linear, Int8Linear, QuantizedLinear, fp8_linear, int8_linear
 
 
 class UnfitError(Exception):
@@ -25,7 +25,7 @@ class UnfitError(Exception):
 
 
 class Projection(NamedTuple):
-    """A matrix [out, in], plain or e4m3 with a scale [out]."""
+    """A matrix [out, in], plain, or e4m3 or int8 with a scale [out]."""
 
     weight: Tensor
     scale: Tensor | None
@@ -49,7 +49,8 @@ def project(x: Tensor, by: Projection) -> Tensor:
     """x [n, in] -> [n, out], by the library."""
     if by.scale is None:
         return F.linear(x, by.weight, by.bias)
-    return fp8_linear(x, by.weight, by.scale, by.bias)
+    linear = fp8_linear if by.weight.dtype == FP8 else int8_linear
+    return linear(x, by.weight, by.scale, by.bias)
 
 
 def rows_of(by: Projection, low: int, high: int) -> Projection:
@@ -60,7 +61,7 @@ def rows_of(by: Projection, low: int, high: int) -> Projection:
 
 
 def read_weights(model: MaskedDiffusionModel, adapter: bool | None = None) -> list[LayerWeights]:
-    """The weights of every layer, fused in place. Raises `UnfitError` where modules are not plain or fp8 linear maps.
+    """The weights of every layer, fused in place. Raises `UnfitError` where modules are not plain, fp8 or int8 linear maps.
 
     With an `adapter` that is on, the weights it adapts are copies with the adapter added; off, they are the base's.
     """
@@ -121,20 +122,22 @@ def fingerprint(model: MaskedDiffusionModel, adapter: bool | None = None) -> tup
     return (*(weight.data_ptr() for weight in weights), *changes, id(model.__dict__.get("head")))
 
 
-def _linear(module: nn.Module, adapter: bool | None) -> nn.Linear | Fp8Linear:
+def _linear(module: nn.Module, adapter: bool | None) -> nn.Linear | QuantizedLinear:
     """The linear map itself; below an adapter, where one may be attached."""
     base = getattr(module, "base_layer", None)
     if base is not None and adapter is None:
         raise UnfitError("an adapter is attached, merge it first")
     found = module if base is None else base
-    if type(found) not in (nn.Linear, Fp8Linear) or (base is not None and type(found) is not nn.Linear):
+    if type(found) not in (nn.Linear, Fp8Linear, Int8Linear) or (
+        base is not None and type(found) is not nn.Linear
+    ):
         raise UnfitError(f"a projection is a {type(found).__name__}, not a plain linear map")
-    return cast("nn.Linear | Fp8Linear", found)
+    return cast("nn.Linear | QuantizedLinear", found)
 
 
 def _fuse(modules: Sequence[nn.Module], adapter: bool | None) -> Projection:
     linear = [_linear(module, adapter) for module in modules]
-    scales = [module.scale for module in linear if isinstance(module, Fp8Linear)]
+    scales = [module.scale for module in linear if isinstance(module, QuantizedLinear)]
     biases = [module.bias for module in linear if module.bias is not None]
     if len(scales) not in (0, len(linear)) or len(biases) not in (0, len(linear)):
         raise UnfitError("projections of one input differ in kind")
