@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tad.models import LM
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 
@@ -25,15 +25,18 @@ def make_trajectory(name: str = "toy/1", **fields: Any) -> Trajectory:
 
 def make_meta(lm: LM | None = None, **fields: Any) -> StoreMeta:
     """Of one shard of trajectories of a model, or of none in particular."""
-    whose: dict[str, Any] = {
-        "model": "m", "tokenizer": "t", "family": "llada", "mask_token": 310, "eos_token": 301, "ends": [301, 315],
-    }  # fmt: skip
+    fields = {"gen_length": 8, "examples": 1, "shards": 1, **fields}
     if lm is not None:
-        whose = {
-            "model": fingerprint_model(lm), "tokenizer": fingerprint_tokenizer(lm), "family": lm.family.name,
-            "mask_token": lm.tokens.mask, "eos_token": lm.tokens.eos, "ends": list(lm.tokens.ends),
-        }  # fmt: skip
-    return StoreMeta(**{**whose, "gen_length": 8, "examples": 1, "shards": 1, **fields})
+        return replace(StoreMeta.of(lm, gen_length=8, examples=1, shards=1), **fields)
+    whose = {
+        "model": "m",
+        "tokenizer": "t",
+        "family": "llada",
+        "mask_token": 310,
+        "eos_token": 301,
+        "ends": [301, 315],
+    }
+    return StoreMeta(**{**whose, **fields})
 
 
 def write_rows(folder: Path, rows: Sequence[Trajectory], meta: StoreMeta) -> Path:

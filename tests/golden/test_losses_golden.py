@@ -1,4 +1,4 @@
-"""The objectives' losses against the published implementations, in fp32, both families, whole logits and chunked."""
+"""The objectives' losses against the published implementations, in fp32, both families."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def close(found: float | Tensor, case: Case, name: str = "loss") -> None:
     ), name
 
 
-def run(
-    case: Case, objective: Objective, views: list[View], chunked: bool = True
-) -> tuple[LossOutput, LossModule]:
+def run(case: Case, objective: Objective, views: list[View]) -> tuple[LossOutput, LossModule]:
     """The loss with its gradient, on a student of its own."""
     family = case["family"]
     module = LossModule(
@@ -42,7 +40,6 @@ def run(
         objective,
         copy.deepcopy(model(family)),
         chunk=7,
-        chunked=chunked,
     )
     batch = objective.collate(views)
     parts = module(batch, objective.counts(batch))
@@ -122,13 +119,9 @@ def paired_views(case: Case) -> list[View]:
     return views
 
 
-both_ways = pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "plain"])
-
-
-@both_ways
 @pytest.mark.parametrize("case", plain_cases("tad_loss"))
-def test_tad_loss_equals_the_reference(case: Case, chunked: bool) -> None:
-    parts, module = run(case, *tad_case(case), chunked=chunked)
+def test_tad_loss_equals_the_reference(case: Case) -> None:
+    parts, module = run(case, *tad_case(case))
     close(parts.total, case)
     close(parts.terms["near"], case, "loss_ce")
     close(parts.terms["distant"], case, "loss_kl")
@@ -167,18 +160,16 @@ def test_tad_loss_of_single_records_equals_the_reference(case: Case) -> None:
         close(parts.terms["distant"], single, "loss_kl")
 
 
-@both_ways
 @pytest.mark.parametrize("case", plain_cases("dparallel_loss"))
-def test_dparallel_loss_equals_the_reference(case: Case, chunked: bool) -> None:
+def test_dparallel_loss_equals_the_reference(case: Case) -> None:
     objective = objective_of(case, "dparallel")
     assert objective.entropy_weight == case["args"]["entropy_weight"]
     assert objective.temperature == case["args"]["temperature"]
-    check_forcing(case, *run(case, objective, paired_views(case), chunked))
+    check_forcing(case, *run(case, objective, paired_views(case)))
 
 
-@both_ways
 @pytest.mark.parametrize("case", plain_cases("d3llm_loss"))
-def test_d3llm_loss_equals_the_reference(case: Case, chunked: bool) -> None:
+def test_d3llm_loss_equals_the_reference(case: Case) -> None:
     """The reference averages the entropy over a micro-batch: here its four rows are one."""
     objective = objective_of(
         case,
@@ -188,7 +179,7 @@ def test_d3llm_loss_equals_the_reference(case: Case, chunked: bool) -> None:
     )
     assert objective.entropy_weight == case["args"]["entropy_weight"]
     assert objective.divide_by == case["args"]["divide_by"]
-    check_forcing(case, *run(case, objective, paired_views(case), chunked))
+    check_forcing(case, *run(case, objective, paired_views(case)))
 
 
 def check_forcing(case: Case, parts: LossOutput, module: LossModule) -> None:
@@ -207,13 +198,12 @@ def check_forcing(case: Case, parts: LossOutput, module: LossModule) -> None:
     close(grad_norm(case, module), case, "grad_norm_all_params")
 
 
-@both_ways
 @pytest.mark.parametrize("case", plain_cases("d2f_loss"))
-def test_d2f_loss_equals_the_reference(case: Case, chunked: bool) -> None:
+def test_d2f_loss_equals_the_reference(case: Case) -> None:
     soft, block = case["args"]["self_align"], case["args"]["block_size"]
     objective = objective_of(case, "d2f", soft=soft, block=block)
     views = stored_views(case, objective.term, block=block, teacher=soft)
-    parts, module = run(case, objective, views, chunked)
+    parts, module = run(case, objective, views)
     close(parts.total, case)
     close(grad_norm(case, module), case, "grad_norm_all_params")
 

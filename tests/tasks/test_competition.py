@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
-import threading
+import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,13 @@ import pytest
 from tad.errors import TadError
 from tad.tasks import Example, equivalence, get_task
 from tad.tasks.competition import Math, find_answer
-from tad.tasks.equivalence import Comparer, Pair
+from tad.tasks.equivalence import Comparison, Pair, compare_many
 from tad.tasks.latex import last_boxed, normalize
 
 
 @pytest.fixture(scope="module")
-def task() -> Iterator[Math]:
-    task = Math(workers=1)
-    yield task
-    assert task._comparer is not None
-    task._comparer.close()
+def task() -> Math:
+    return Math()
 
 
 def example(answer: str) -> Example:
@@ -113,18 +108,27 @@ def test_a_text_without_a_box_is_read_as_a_whole(task: Math) -> None:
 
 
 def test_the_published_metric_reads_both_sides_unprepared() -> None:
-    published = Math(extraction="math-verify", workers=1)
+    published = Math(extraction="math-verify")
     assert published.grade(example("12"), r"so $\boxed{12}$").correct
     assert not published.grade(example("12"), r"so $\boxed{13}$").correct
-    assert published._comparer is not None
-    published._comparer.close()
+
+
+def compare(gold: str, target: str, seconds: float = 20.0) -> Comparison:
+    """Within a time that is enough for what is right, however busy the machine."""
+    return compare_many([Pair(gold, target)], workers=1, seconds=seconds)[0]
+
+
+def idle_process() -> subprocess.Popen[bytes]:
+    """The one that the next comparison will use."""
+    assert compare("1", "1").equal
+    process = equivalence._IDLE[-1]._process
+    assert process is not None
+    return process
 
 
 def test_a_hanging_comparison_costs_one_verdict_and_the_next_is_right() -> None:
-    comparer = Comparer(workers=1, seconds=0.5)
     started = time.monotonic()
-    endless = comparer.compare(Pair("1", "9^{9^{9^{9}}}"))
-    comparer.seconds = 20.0  # for what is right, however busy the machine
+    endless = compare("1", "9^{9^{9^{9}}}", seconds=0.5)
     assert not endless.equal
     assert endless.reason in (
         "comparison took too long",
@@ -132,39 +136,24 @@ def test_a_hanging_comparison_costs_one_verdict_and_the_next_is_right() -> None:
         "comparison failed: MemoryError",
     )
     assert time.monotonic() - started < 20
-    assert comparer.compare(Pair(r"\frac{1}{2}", "0.5")).equal
-    comparer.close()
+    assert compare(r"\frac{1}{2}", "0.5").equal
 
 
 def test_a_worker_that_ignores_its_alarm_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "GRACE_SECONDS", 0.2)
-    comparer = Comparer(workers=1, seconds=20.0)
-    assert comparer.compare(Pair("1", "1")).equal
-    process = comparer._workers[0]._process
-    assert process is not None
+    process = idle_process()
     process.send_signal(signal.SIGSTOP)
-    comparer.seconds = 0.3
-    assert comparer.compare(Pair("2", "2")).reason == "comparison took too long"
+    assert compare("2", "2", seconds=0.3).reason == "comparison took too long"
     assert process.poll() is not None
-    comparer.seconds = 20.0
-    assert comparer.compare(Pair("2", "2")).equal
-    comparer.close()
+    assert compare("2", "2").equal
 
 
 def test_a_worker_that_dies_is_replaced() -> None:
-    comparer = Comparer(workers=1, seconds=20.0)
-    assert comparer.compare(Pair("1", "1")).equal
-    process = comparer._workers[0]._process
-    assert process is not None
+    process = idle_process()
     process.kill()
     process.wait()
-    assert comparer.compare(Pair("2", "2")).reason == "comparison crashed"
-    results: list[bool] = []  # from another thread: alarms work in a process's first one only
-    thread = threading.Thread(target=lambda: results.append(comparer.compare(Pair("0.5", r"\frac12")).equal))
-    thread.start()
-    thread.join()
-    assert results == [True]
-    comparer.close()
+    assert compare("2", "2").reason == "comparison crashed"
+    assert compare("0.5", r"\frac12").equal
 
 
 def test_a_grader_that_cannot_start_says_what_to_install(
@@ -172,11 +161,12 @@ def test_a_grader_that_cannot_start_says_what_to_install(
 ) -> None:
     broken = tmp_path / "worker.py"
     broken.write_text("raise SystemExit(1)")
-    monkeypatch.setattr("tad.tasks.equivalence.WORKER", broken)
+    monkeypatch.setattr(equivalence, "WORKER", broken)
+    monkeypatch.setattr(equivalence, "_IDLE", [])
     with pytest.raises(
         TadError, match="math grader did not start; install it with: pip install 'math-verify"
     ):
-        Comparer(workers=1).compare(Pair("1", "1"))
+        compare("1", "1")
 
 
 def test_a_solution_without_a_box_is_reported_with_its_place(tmp_path: Path) -> None:
@@ -208,7 +198,7 @@ def test_prm12k_reads_its_published_schema(tmp_path: Path) -> None:
     ]
     (tmp_path / "prm12k").mkdir()
     (tmp_path / "prm12k" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = get_task("prm12k", tmp_path, workers=1)
+    task = get_task("prm12k", tmp_path)
     first, second = task.examples()
     assert (first.id, first.answer, first.level) == ("prm12k/train/prealgebra/1.json", "2", "1")
     assert task.reference(second) == r"$\boxed{\frac{1}{2}}$"
@@ -262,7 +252,7 @@ def grade_against_itself(task: Math, examples: list[Example]) -> tuple[list[str]
         answers = (following[each.id].answer, add_one(each.answer), negate(each.answer))
         pairs += [(each, each.reference), *((each, rf"\boxed{{{answer}}}") for answer in answers), (each, "")]
         wrong += [None, *answers, ""]
-    verdicts = task.grade_many(pairs)
+    verdicts = task.grade_many(pairs, workers=2)
     rejects, accepts, equal = [], [], 0
     for (each, _), answer, verdict in zip(pairs, wrong, verdicts, strict=True):
         if answer is None:
@@ -285,7 +275,7 @@ def test_a_sample_of_solutions_grades_right_and_wrong_answers_wrong(data_dir: Pa
 
 @pytest.mark.slow
 def test_all_5000_solutions_grade_right_and_wrong_answers_wrong_within_five_minutes(data_dir: Path) -> None:
-    task = Math(data_dir, workers=min(2, os.cpu_count() or 1))
+    task = Math(data_dir)
     examples = task.examples("test")
     assert len(examples) == 5000
     started = time.monotonic()

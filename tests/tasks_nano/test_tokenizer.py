@@ -14,7 +14,7 @@ from tad.models.tokenizer import encode_text
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.task import INSTRUCTION
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids, vocabulary
-from tad.tasks.privileged import privileged_prompt
+from tad.tasks.task import privileged_prompt
 
 BOTH = pytest.mark.parametrize("family", [LLADA, DREAM], ids=["llada", "dream"])
 TOKENIZERS = {family.name: build_tokenizer(family) for family in (LLADA, DREAM)}

@@ -112,36 +112,22 @@ def test_any_split_of_a_global_batch_gives_its_loss_and_gradient(kind: str, fami
     assert (slope - wanted).norm() <= 1e-5 * wanted.norm()
 
 
-@both_families
 @every_kind
-def test_chunked_and_plain_agree_through_the_whole_model(kind: str, family: str) -> None:
-    objective, model = made(kind, family), adapted(family)
+def test_views_are_seeded_count_only_masks_and_bring_a_teacher_only_where_a_term_needs_it(kind: str) -> None:
+    objective = made(kind)
     views = views_of(objective, ROWS)
-    chunked, plain = (loss_of(model, objective, views, chunked=way, chunk=4) for way in (True, False))
-    assert float(chunked.total.detach()) == pytest.approx(float(plain.total.detach()), rel=1e-6)
-    ours, wanted = gradients(model, chunked.total), gradients(model, plain.total)
-    assert (ours - wanted).norm() <= 1e-5 * wanted.norm()
-
-
-@every_kind
-def test_views_are_a_function_of_row_and_generator(kind: str) -> None:
-    objective = made(kind)
-    first, again = views_of(objective, ROWS), views_of(objective, ROWS)
-    for one, two in zip(first, again, strict=True):
-        assert torch.equal(one.noisy, two.noisy)
-        for name in one.terms:
-            assert torch.equal(one.terms[name], two.terms[name])
-
-
-@every_kind
-def test_only_masks_count_and_labels_are_the_text(kind: str) -> None:
-    objective = made(kind)
-    for view in views_of(objective, ROWS):
-        for weights in view.terms.values():
+    for view, again in zip(views, views_of(objective, ROWS), strict=True):
+        assert torch.equal(view.noisy, again.noisy)
+        for name, weights in view.terms.items():
+            assert torch.equal(weights, again.terms[name])
             assert (view.noisy[weights > 0] == MASK).all()
             assert (weights >= 0).all()
         seen = view.noisy != MASK
         assert torch.equal(view.noisy[seen], view.labels[seen])
+    batch = objective.collate(views)
+    assert (batch.teacher is not None) == objective.needs_teacher
+    student, teacher = batch.student.tokens, batch.teacher.tokens if batch.teacher else 0
+    assert objective.tokens_fed(batch) == student * (2 if objective.needs_base else 1) + teacher
 
 
 @every_kind
@@ -169,15 +155,6 @@ def test_what_fills_the_padding_does_not_matter(kind: str) -> None:
             column = torch.arange(canvas.ids.shape[1])
             canvas.ids[column >= canvas.lengths[:, None]] = 7
     assert float(module(batch, objective.counts(batch)).total.detach()) == before
-
-
-@every_kind
-def test_the_teacher_is_run_only_where_a_term_needs_it(kind: str) -> None:
-    objective = made(kind)
-    batch = objective.collate(views_of(objective, ROWS))
-    assert (batch.teacher is not None) == objective.needs_teacher
-    student, teacher = batch.student.tokens, batch.teacher.tokens if batch.teacher else 0
-    assert objective.tokens_fed(batch) == student * (2 if objective.needs_base else 1) + teacher
 
 
 def test_real_end_tokens_are_seen() -> None:
@@ -247,21 +224,18 @@ def test_near_only_still_reports_the_distant_positions() -> None:
     assert float(parts.total.detach()) == float(parts.terms["near"])
 
 
-def test_end_filler_counts_only_when_asked() -> None:
+def test_end_filler_counts_only_when_asked_and_a_plain_teacher_sees_what_the_student_sees() -> None:
     row = make_row(3, n_real=7)
-    with_filler = objective_of("tad", window=4).views(row, 2, None)[0]
-    without = objective_of("tad", window=4, filler=False).views(row, 2, None)[0]
+    whole, short, plain = (
+        objective_of("tad", window=4, **changes).views(row, 2, None)[0]
+        for changes in ({}, {"filler": False}, {"teacher": "plain"})
+    )
     for term in ("near", "distant"):
-        assert torch.equal(without.terms[term] > 0, (with_filler.terms[term] > 0) & (row.reveal <= 7))
-    assert torch.equal(without.noisy, with_filler.noisy)
-    assert with_filler.terms["distant"].sum() > without.terms["distant"].sum()
-
-
-def test_a_plain_teacher_sees_what_the_student_sees() -> None:
-    view = made("tad-plain-teacher").views(ROWS[0], 2, None)[0]
-    assert torch.equal(view.teacher_ids, view.student_ids)
-    privileged = made("tad").views(ROWS[0], 2, None)[0]
-    assert torch.equal(privileged.teacher_ids[: len(ROWS[0].privileged_ids)], ROWS[0].privileged_ids)
+        assert torch.equal(short.terms[term] > 0, (whole.terms[term] > 0) & (row.reveal <= 7))
+    assert torch.equal(short.noisy, whole.noisy)
+    assert whole.terms["distant"].sum() > short.terms["distant"].sum()
+    assert torch.equal(plain.teacher_ids, plain.student_ids)
+    assert torch.equal(whole.teacher_ids[: len(row.privileged_ids)], row.privileged_ids)
 
 
 @settings(max_examples=40, deadline=None)
@@ -296,9 +270,11 @@ def test_other_partitions_are_the_fixed_one_in_their_limit(limit: dict[str, Any]
     assert other == pytest.approx(fixed, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["tad-adaptive", "tad-adaptive-plain"])
-def test_adaptive_keeps_near_what_the_base_model_already_believes(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "costs"), [("tad-adaptive", True), ("tad-adaptive-plain", False)])
+def test_adaptive_keeps_near_what_the_base_model_already_believes(kind: str, costs: bool) -> None:
+    """It costs a forward only where the teacher has another prompt."""
     objective, model = made(kind), adapted()
+    assert objective.needs_base == costs
     module = LossModule(model, objective)
     view = objective.views(ROWS[2], 1, None)[0]
     start, candidates = len(view.prompt), view.terms["near"] > 0
@@ -314,11 +290,6 @@ def test_adaptive_keeps_near_what_the_base_model_already_believes(kind: str) -> 
         student[near], view.labels[near], reduction="sum" if objective.reduction == "sum" else "mean"
     )
     assert float(parts.terms["near"]) == pytest.approx(float(wanted.detach()), rel=1e-5)
-
-
-def test_adaptive_costs_a_forward_only_where_the_teacher_has_another_prompt() -> None:
-    assert made("tad-adaptive").needs_base
-    assert not made("tad-adaptive-plain").needs_base
 
 
 # --- the peers
@@ -458,6 +429,8 @@ def test_sft_is_the_published_sum(family: str) -> None:
     draw = torch.Generator().manual_seed(3)
     t = (torch.rand(1, generator=draw) + torch.arange(3) / 3) % 1
     noisy, wanted = batch.student.ids, 0.0
+    inside = torch.arange(12) < prompts[:, None]
+    assert torch.equal(noisy[inside], ids[inside])  # prompts are never masked
     logs = model(noisy).logits.log_softmax(-1)
     for row in range(3):
         ratio = 0.999 * t[row] + 1e-3
@@ -474,35 +447,19 @@ def noised(objective: Any, ids: Tensor, prompts: Tensor, seed: int = 3, **more: 
     return objective.noise_rows(ids, prompts, EOS, torch.Generator().manual_seed(seed), **more)
 
 
-def test_a_row_of_pretraining_and_a_trajectory_s_text_have_one_loss() -> None:
-    objective, model, row = objective_of("sft"), tiny_model(), make_row(4)
-    view = objective.views(row, None, np.random.default_rng(1))[0]
-    ids, prompts = torch.cat((row.plain_ids, row.tokens))[None], torch.tensor([len(row.plain_ids)])
-    batch, weights = objective.collate([view]), view.terms["hard"]
-    other = noised(objective, ids, prompts)
-    targets = other.terms["hard"]
-    place = targets.student_index - len(row.plain_ids)
-    assert torch.equal(other.student.ids[0, : len(row.plain_ids)], row.plain_ids)
-    module = LossModule(model, objective)
-    whole = module(batch, {"views": 1.0}).total
-    losses = -module.student(view.student_ids[None]).logits[0].log_softmax(-1)[len(row.plain_ids) :]
-    own = losses.gather(1, row.tokens[:, None])[:, 0]
-    assert float(whole.detach()) == pytest.approx(float((own * weights).sum().detach()), rel=1e-5)
-    assert ((place >= 0) & (place < len(row.tokens))).all()
-
-
-def test_prompts_are_never_masked_and_only_masks_are_targets() -> None:
-    draws = torch.Generator().manual_seed(0)
-    ids, prompts = (
-        torch.randint(0, MASK, (64, 20), generator=draws),
-        torch.randint(1, 15, (64,), generator=draws),
-    )
-    batch = noised(objective_of("sft"), ids, prompts)
-    noisy, targets = batch.student.ids, batch.terms["hard"]
-    inside = torch.arange(20) < prompts[:, None]
-    assert torch.equal(noisy[inside], ids[inside])
-    assert torch.equal(targets.student_index, (noisy == MASK).flatten().nonzero()[:, 0])
-    assert torch.equal(targets.labels, ids[noisy == MASK])
+@pytest.mark.parametrize("settings", [{}, {"block_states": 0.6, "block": 4}, {"floor": 0.3}], ids=str)
+def test_a_row_of_pretraining_is_masked_and_weighed_as_a_trajectory_s_text(settings: dict[str, Any]) -> None:
+    objective = objective_of("sft", **settings)
+    for seed in range(12):
+        row = make_row(seed, n_real=9)
+        view = objective.views(row, None, np.random.default_rng(seed))[0]
+        drawn = int(np.random.default_rng(seed).integers(2**63))
+        batch = noised(objective, row.tokens[None], torch.tensor([0]), drawn)
+        assert torch.equal(batch.student.ids[0], view.noisy)
+        targets = batch.terms["hard"]
+        assert torch.equal(targets.student_index, view.terms["hard"].nonzero()[:, 0])
+        assert torch.equal(targets.labels, row.tokens[targets.student_index])
+        torch.testing.assert_close(targets.weights, view.terms["hard"][targets.student_index])
 
 
 def test_the_expected_weight_of_every_row_is_one() -> None:
@@ -550,7 +507,7 @@ def test_processes_share_the_rows_of_a_batch_under_one_noise() -> None:
     model = tiny_model()
     module = LossModule(model, objective)
     together, shares = (
-        [float(module(batch, {"views": 9.0}).total.detach()) for batch in batches]
+        [float(module(batch, objective.counts(whole)).total.detach()) for batch in batches]
         for batches in ([whole], parts)
     )
     assert sum(shares) == pytest.approx(together[0], rel=1e-5)
@@ -603,30 +560,17 @@ def test_passing_adapters_over_gives_the_base_model_and_touches_no_parameter() -
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_full_fine_tuning_trains_the_head_too(tied: bool) -> None:
-    objective = made("tad")
-    model = tiny_model(weight_tying=tied)
-    views = views_of(objective, ROWS)
-    settings = {"teacher": tiny_model(seed=1, weight_tying=tied)}
-    chunked = gradients(model, loss_of(model, objective, views, chunk=5, **settings).total)
-    plain = gradients(model, loss_of(model, objective, views, chunked=False, **settings).total)
-    assert (chunked - plain).norm() <= 1e-5 * plain.norm()
-    head = head_of(model).weight
-    (slope,) = torch.autograd.grad(loss_of(model, objective, views, **settings).total, [head])
-    assert slope.any()
-
-
-def test_a_whole_model_without_a_teacher_is_refused() -> None:
+def test_a_model_trained_whole_learns_its_head_from_a_frozen_teacher_and_needs_one(tied: bool) -> None:
+    objective, model = made("tad"), tiny_model(weight_tying=tied)
     with pytest.raises(TadError, match="'tad'"):
-        LossModule(tiny_model(), made("tad"))
-    LossModule(tiny_model(), made("sft"))
-
-
-def test_a_given_teacher_stays_frozen_and_in_eval_mode() -> None:
-    module = LossModule(tiny_model(), made("tad"), tiny_model(seed=1)).train()
-    assert not module.teacher.training
-    assert not any(p.requires_grad for p in module.teacher.parameters())
+        LossModule(model, objective)
+    module = LossModule(model, objective, tiny_model(seed=1, weight_tying=tied)).train()
     assert module.student.training
+    assert not module.teacher.training
+    batch = objective.collate(views_of(objective, ROWS))
+    module(batch, objective.counts(batch)).total.backward()
+    assert head_of(model).weight.grad.any()
+    assert all(p.grad is None for p in module.teacher.parameters())
 
 
 def test_compiled_layers_keep_teacher_and_student_apart() -> None:

@@ -25,7 +25,7 @@ from tad.nano.recipe import PretrainRecipe
 from tad.nano.stream import StreamSpec, TokenStream
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
 from tad.training.checkpoints import POSITION, open_run, replacing
-from tad.training.objectives import Batch, LossModule, Objective, get_objective
+from tad.training.objectives import Batch, LossModule, TextObjective, get_objective
 from tad.training.record import write_record
 from tad.training.trainer import LossTrainer, RunSpec, base_arguments
 
@@ -120,7 +120,7 @@ class NoisyStream(IterableDataset):
     def __init__(
         self,
         stream: TokenStream,
-        objective: Objective,
+        objective: TextObjective,
         filler: int,
         seed: int,
         rank: int = 0,
@@ -238,15 +238,17 @@ def build_optimizer(model: MaskedDiffusionModel, recipe: PretrainRecipe) -> Muon
     return MuonAdam(matrices, others, section.matrix_lr, section.other_lr, section.weight_decay)
 
 
-def build_objective(family: Family, recipe: PretrainRecipe) -> Objective:
+def build_objective(family: Family, recipe: PretrainRecipe) -> TextObjective:
     """The recipe's objective, on the answers."""
-    return get_objective(
+    objective = get_objective(
         recipe.objective.name,
         mask_token=special_ids(family)["mask_token_id"],
         family=family,
         layout=model_config(recipe).shape.blocks,
         **recipe.objective.settings,
     )
+    assert isinstance(objective, TextObjective)  # the recipe takes no other
+    return objective
 
 
 def export(model: MaskedDiffusionModel, family: Family, directory: Path, recipe: PretrainRecipe) -> None:

@@ -28,7 +28,7 @@ from tad.models.tokenizer import render_chat
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.task import INSTRUCTION
 from tad.tasks.nano.tokenizer import build_tokenizer, special_ids
-from tad.tasks.privileged import privileged_prompt
+from tad.tasks.task import privileged_prompt
 
 Chunk = dict[
     int, tuple[np.ndarray, np.ndarray]

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from tad.errors import TadError
 from tad.tasks.dataset import DatasetTask
-from tad.tasks.equivalence import Comparer, Comparison, Pair
+from tad.tasks.equivalence import Pair, compare_many
 from tad.tasks.latex import last_boxed, normalize, number_base, tidy
 from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Progress, Prompt, Verdict
@@ -51,19 +51,11 @@ class Math(DatasetTask):
         },
     )
 
-    def __init__(
-        self,
-        data_dir: str | Path | None = None,
-        extraction: str = "box",
-        workers: int | None = None,
-        seconds: float = 10.0,
-    ) -> None:
+    def __init__(self, data_dir: str | Path | None = None, extraction: str = "box") -> None:
         super().__init__(data_dir)
         if extraction not in ("box", "math-verify"):
             raise TadError(f"{self.name}: extraction '{extraction}' should be box or math-verify")
         self.extraction = extraction
-        self._workers, self._seconds = workers, seconds
-        self._comparer: Comparer | None = None
 
     def build(self, row: Row, split: str, index: int) -> Example:
         solution = row.text("solution")
@@ -112,7 +104,7 @@ class Math(DatasetTask):
         if progress is not None and verdicts:
             progress(len(verdicts))
         if requests:
-            compared = self._compare(list(requests.values()), workers, progress)
+            compared = compare_many(list(requests.values()), workers, progress=progress)
             for (number, _), comparison in zip(requests.items(), compared, strict=True):
                 extracted = find_answer(pairs[number][1]) or comparison.read
                 reason = (
@@ -122,16 +114,6 @@ class Math(DatasetTask):
                 )
                 verdicts[number] = Verdict(comparison.equal, reason, extracted)
         return [verdicts[number] for number in range(len(pairs))]
-
-    def _compare(
-        self, requests: list[Pair], workers: int | None, progress: Progress | None
-    ) -> list[Comparison]:
-        size = workers or self._workers
-        if self._comparer is None or (size is not None and self._comparer.size != size):
-            if self._comparer is not None:
-                self._comparer.close()
-            self._comparer = Comparer(size, self._seconds)
-        return self._comparer.compare_many(requests, progress)
 
 
 class Prm12k(Math):

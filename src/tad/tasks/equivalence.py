@@ -8,13 +8,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import queue
 import select
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,7 @@ from tad.tasks.task import Progress
 
 WORKER = Path(__file__).with_name("math_worker.py")
 START_SECONDS = 120.0
+SECONDS = 10.0
 GRACE_SECONDS = 2.0
 
 
@@ -76,8 +75,8 @@ class Worker:
         if self._process is not None:
             self._process.kill()
             for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    _close_quietly(stream.fileno())
+                if stream is not None:  # unbuffered: nothing is flushed into a dead process
+                    stream.close()
             self._process.wait()
             self._process = None
 
@@ -112,57 +111,39 @@ class Worker:
         return line
 
 
-class Comparer:
-    """A pool of workers. `seconds` bounds one comparison."""
+_IDLE: list[Worker] = []  # those that wait for their next comparison
+_LOCK = threading.Lock()
 
-    def __init__(self, workers: int | None = None, seconds: float = 10.0) -> None:
-        self.seconds = seconds
-        self.size = workers or os.cpu_count() or 1
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._workers = [Worker() for _ in range(self.size)]
-        for worker in self._workers:
-            self._idle.put(worker)
-        _POOLS.add(self)
 
-    def compare(self, pair: Pair) -> Comparison:
-        """One comparison; safe to call from several threads."""
-        worker = self._idle.get()
+def compare_many(
+    pairs: Sequence[Pair],
+    workers: int | None = None,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> list[Comparison]:
+    """All comparisons in order, on `workers` processes (default: one per core), each within `seconds`. Equal pairs are
+    compared once."""
+    weights = Counter(pairs)
+
+    def run(pair: Pair) -> Comparison:
+        with _LOCK:
+            worker = _IDLE.pop() if _IDLE else Worker()
         try:
-            return worker.compare(pair, self.seconds)
+            comparison = worker.compare(pair, seconds)
         finally:
-            self._idle.put(worker)
+            with _LOCK:
+                _IDLE.append(worker)
+        if progress is not None:
+            with _LOCK:
+                progress(weights[pair])
+        return comparison
 
-    def compare_many(self, pairs: Sequence[Pair], progress: Progress | None = None) -> list[Comparison]:
-        """All comparisons in order. Equal pairs are compared once."""
-        weights = Counter(pairs)
-        distinct = list(weights)
-        lock = threading.Lock()
-
-        def run(pair: Pair) -> Comparison:
-            comparison = self.compare(pair)
-            if progress is not None:
-                with lock:
-                    progress(weights[pair])
-            return comparison
-
-        with ThreadPoolExecutor(self.size) as threads:
-            results = dict(zip(distinct, threads.map(run, distinct), strict=True))
-        return [results[pair] for pair in pairs]
-
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-
-
-_POOLS: weakref.WeakSet[Comparer] = weakref.WeakSet()
+    with ThreadPoolExecutor(workers or os.cpu_count()) as threads:
+        results = dict(zip(weights, threads.map(run, weights), strict=True))
+    return [results[pair] for pair in pairs]
 
 
 @atexit.register
-def _close_pools() -> None:
-    for pool in list(_POOLS):
-        pool.close()
-
-
-def _close_quietly(descriptor: int) -> None:
-    # Closing through the file object would flush into a dead process and raise.
-    os.close(descriptor)
+def _close_workers() -> None:
+    for worker in _IDLE:
+        worker.close()

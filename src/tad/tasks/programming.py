@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from tad.tasks.dataset import DatasetTask
-from tad.tasks.privileged import CODE_ONLY
 from tad.tasks.sandbox import Job, Limits, Outcome, Sandbox
-from tad.tasks.task import Example, Progress, Verdict
+from tad.tasks.task import CODE_ONLY, Example, Progress, Verdict
 
 
 class ProgrammingTask(DatasetTask):

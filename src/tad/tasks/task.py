@@ -78,6 +78,18 @@ class Prompt:
         return text
 
 
+EXPLAIN = "Make sure you understand the reference answer, then solve the question yourself and write down every step in detail."
+CODE_ONLY = "Make sure you understand the reference answer, then solve the question yourself. Write only the code, no explanation."
+
+
+def privileged_prompt(question: str, reference: str, instruction: str = EXPLAIN) -> Prompt:
+    """What only a teacher sees: one user turn of question, reference answer, and what to do with it.
+
+    One form for every task, so that collection, training and evaluation of the teacher agree word for word.
+    """
+    return Prompt.from_user(f"Question: {question}\nReference Answer: {reference}\n{instruction}")
+
+
 class Task(ABC):
     """A benchmark or a training set. Subclasses say how rows become examples, prompts and verdicts."""
 

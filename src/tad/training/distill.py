@@ -246,7 +246,7 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
     if recipe.compile:
         for layer in lm.model.layers():  # rows have many lengths, so shapes stay open
             layer.compile()
-    module = LossModule(lm.model, objective, teacher, chunked=recipe.chunked_loss)
+    module = LossModule(lm.model, objective, teacher)
     module._no_split_modules = lm.model._no_split_modules  # what FSDP wraps one by one
     module._ddp_params_and_buffers_to_ignore = fp8_buffers(module)
     return module

@@ -105,8 +105,6 @@ class DistillRecipe(Recipe):
     """Make the activations of all layers, or of every other one, again in backward: less memory, more time."""
     compile: bool = False
     """Compile the layers."""
-    chunked_loss: bool = True
-    """Chunked linear cross-entropy; false makes whole logits, to compare."""
     validation: list[str] = Field(default_factory=list)
     """Stores whose held-out loss is logged at the start, the end and every `validate_every` steps."""
     validation_states: Positive = 4
@@ -161,5 +159,5 @@ class DistillRecipe(Recipe):
 
 _MAY_CHANGE = (
     "name", "model", "start", "trajectories", "validation", "validation_states", "validate_every", "evaluation", "save_every",
-    "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing", "chunked_loss",
+    "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing",
 )  # fmt: skip

@@ -21,7 +21,7 @@ from tad.decoding import GraphEngine, decode
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Verdict
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.trajectories.fingerprint import row_seed
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
@@ -115,14 +115,8 @@ class Collector:
         return -(-len(self.items) // self.recipe.shard_size)
 
     def meta(self) -> StoreMeta:
-        tokens = self.lm.tokens
-        return StoreMeta(
-            model=fingerprint_model(self.lm),
-            tokenizer=fingerprint_tokenizer(self.lm),
-            family=self.lm.family.name,
-            mask_token=tokens.mask,
-            eos_token=tokens.eos,
-            ends=list(tokens.ends),
+        return StoreMeta.of(
+            self.lm,
             gen_length=self.recipe.gen_length,
             examples=len(self.items),
             shards=self.shards,

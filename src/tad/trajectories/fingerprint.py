@@ -7,12 +7,11 @@ apart in a second at 8B parameters, and is not a defence against tampering.
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Any
 
 import torch
 
 from tad.models import LM
+from tad.tasks.selection import short_digest
 
 _SAMPLE = 257  # values per tensor
 
@@ -44,13 +43,9 @@ def fingerprint_tokenizer(lm: LM) -> str:
     if lm.tokenizer is None:
         return "none"
     parts = [sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer.chat_template, str(lm.tokens)]
-    return _digest(parts)
+    return short_digest(parts)
 
 
 def row_seed(seed: int, example: str, sample: int) -> int:
     """The seed of one rollout: a function of the run's seed, the example and the sample, and of nothing else."""
-    return int(_digest([seed, example, sample]), 16) >> 1  # fits a signed 64-bit integer
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+    return int(short_digest([seed, example, sample]), 16) >> 1  # fits a signed 64-bit integer

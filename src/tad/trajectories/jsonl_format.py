@@ -18,7 +18,6 @@ from tad.errors import TadError
 from tad.files import read_lines
 from tad.models import LM
 from tad.models.tokenizer import render_chat
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.mix import list_references
 from tad.trajectories.partition import state
 from tad.trajectories.recipe import CollectRecipe
@@ -65,14 +64,8 @@ def import_rows(lm: LM, path: Path, folder: Path) -> TrajectoryStore:
     lengths = {len(row.tokens) for row in rows}
     if len(lengths) != 1:
         raise TadError(f"{path}: trajectories should be of one length, these are of {sorted(lengths)}")
-    tokens = lm.tokens
-    meta = StoreMeta(
-        model=fingerprint_model(lm),
-        tokenizer=fingerprint_tokenizer(lm),
-        family=lm.family.name,
-        mask_token=tokens.mask,
-        eos_token=tokens.eos,
-        ends=list(tokens.ends),
+    meta = StoreMeta.of(
+        lm,
         gen_length=lengths.pop(),
         examples=len(rows),
         shards=1,

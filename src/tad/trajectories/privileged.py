@@ -6,12 +6,14 @@ also the teacher's in distillation. `system` is the form the published trainer u
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Example, Prompt, Task
-from tad.tasks.privileged import EXPLAIN, privileged_prompt
+from tad.tasks.task import EXPLAIN, privileged_prompt
 
-FORMS = ("rollout", "system")
+Form = Literal["rollout", "system"]
 
 
 def plain_ids(lm: LM, task: Task, example: Example, template: str = "tad") -> list[int]:
@@ -23,7 +25,7 @@ def plain_ids(lm: LM, task: Task, example: Example, template: str = "tad") -> li
 
 
 def privileged_ids(
-    lm: LM, task: Task, example: Example, reference: str, form: str = "rollout", template: str = "tad"
+    lm: LM, task: Task, example: Example, reference: str, form: Form = "rollout", template: str = "tad"
 ) -> list[int]:
     """The teacher's prompt, with `reference` in it: always a chat."""
     prompt = task.prompt(example, template)
@@ -34,9 +36,7 @@ def privileged_ids(
     if form == "rollout":
         shown = privileged_prompt(example.question, reference, task.instruction or EXPLAIN)
         return lm.encode(_chat(shown), prompt.prefix)
-    if form == "system":
-        return lm.encode([lm.family.reference_turn(reference), *_chat(prompt)], prompt.prefix)
-    raise TadError(f"prompt form '{form}' is not known; known: {', '.join(FORMS)}")
+    return lm.encode([lm.family.reference_turn(reference), *_chat(prompt)], prompt.prefix)
 
 
 def _chat(prompt: Prompt) -> list[dict[str, str]]:

@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 
 from tad.errors import TadError
 from tad.files import claim_described, drop_partial, hash_bytes, open_described, write_whole, writing
+from tad.models import LM
+from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 
 SCHEMA_VERSION = 2
 META = "store.json"
@@ -88,6 +90,20 @@ class StoreMeta:
     recipe: dict[str, Any] = field(default_factory=dict)  # what decides the content of a shard
     code: str = ""  # version of this package
     schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, lm: LM, **fields: Any) -> StoreMeta:
+        """Of trajectories of this model."""
+        tokens = lm.tokens
+        return cls(
+            model=fingerprint_model(lm),
+            tokenizer=fingerprint_tokenizer(lm),
+            family=lm.family.name,
+            mask_token=tokens.mask,
+            eos_token=tokens.eos,
+            ends=list(tokens.ends),
+            **fields,
+        )
 
     def difference(self, other: StoreMeta) -> str | None:
         """The first field that differs, in words; the package's version may."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.task import INSTRUCTION
 from tad.tasks.nano.tokenizer import pieces
-from tad.tasks.privileged import privileged_prompt
+from tad.tasks.task import privileged_prompt
 
 # What chat templates put around a turn, and digits wherever they may stand.
 _ALWAYS = ("user", "assistant", "system", "\n", "\n\n", "You", " are", " a", " helpful", " assistant", ".")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from tad.training.states import TrajectoryArrays
 
 if TYPE_CHECKING:
     from tad.training.objectives.module import ModelOutputs
+
+LEAST_RATIO = 1e-3
+Ratio = TypeVar("Ratio", float, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,28 @@ class Objective(ABC):
     def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """This batch's share of the loss."""
 
+    def collate(self, views: Sequence[View]) -> Batch:
+        """Views as one batch."""
+        return collate(views, self.logit_shift, self.mask_token, self.grid)
+
+    def tokens_fed(self, batch: Batch) -> int:
+        """Tokens that all models together are fed for a batch: what it costs."""
+        return batch.tokens + (batch.student.tokens if self.needs_base else 0)
+
+
+@dataclass(frozen=True)
+class TextObjective(Objective):
+    """Learns the text itself: cross-entropy of the one term `hard`, weighted, over the positions that count."""
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"hard": float(len(batch.terms["hard"]))}
+
+    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
+        targets = batch.terms["hard"]
+        rows = outputs.losses(targets)
+        hard = share((rows.cross_entropy * targets.weights).sum(), totals["hard"])
+        return LossOutput(hard, {"hard": hard.detach()}, stats_of("hard", rows))
+
     def noise_rows(
         self,
         ids: Tensor,  # [rows, width]: prompt, answer, filler to the full width
@@ -182,13 +207,31 @@ class Objective(ABC):
         noise they have in the whole batch."""
         raise NotImplementedError
 
-    def collate(self, views: Sequence[View]) -> Batch:
-        """Views as one batch."""
-        return collate(views, self.logit_shift, self.mask_token, self.grid)
-
-    def tokens_fed(self, batch: Batch) -> int:
-        """Tokens that all models together are fed for a batch: what it costs."""
-        return batch.tokens + (batch.student.tokens if self.needs_base else 0)
+    def collate_rows(
+        self,
+        ids: Tensor,  # [views, width]
+        noisy: Tensor,  # [views, width], as the student sees them
+        weights: Tensor,  # [views, width]; 0 where a position does not count
+        prompts: Tensor,  # [views]
+        block: int | None = None,
+        clean: bool = False,
+    ) -> Batch:
+        """Rows of one width as one batch; `block` and `clean` as in a `View`."""
+        seen = torch.cat((noisy, ids), dim=1) if clean else noisy
+        rows, width = seen.shape
+        student = PaddedIds(
+            ids=seen,
+            lengths=torch.full((rows,), width),
+            padded=False,
+            tokens=seen.numel(),
+            prompt_len=prompts,
+            block=None if block is None else torch.tensor([block]),
+            clean_start=torch.tensor([ids.shape[1]]) if clean else None,
+        )
+        view, at = weights.nonzero(as_tuple=True)
+        index = view * width + at - self.logit_shift
+        targets = TermTargets(index, None, ids[view, at], weights[view, at], view, rows)
+        return Batch(student, None, {"hard": targets})
 
 
 def collate(views: Sequence[View], shift: int, fill: int, grid: int | None = None) -> Batch:
@@ -257,6 +300,11 @@ def _targets(
         torch.cat(columns["view"]),
         len(columns["view"]),
     )
+
+
+def mask_ratio(t: Ratio) -> Ratio:
+    """The probability of a mask at time t in 0 to 1; never 0."""
+    return (1 - LEAST_RATIO) * t + LEAST_RATIO
 
 
 def share(amount: Tensor, total: float) -> Tensor:

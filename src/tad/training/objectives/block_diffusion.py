@@ -11,7 +11,6 @@ Rows are single samples. The public trainers also pack or concatenate samples; p
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -20,25 +19,14 @@ import torch
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.training.objectives.base import (
-    Batch,
-    LossOutput,
-    Objective,
-    PaddedIds,
-    TermTargets,
-    View,
-    share,
-    stats_of,
-)
-from tad.training.objectives.module import ModelOutputs
+from tad.training.objectives.base import Batch, TextObjective, View, mask_ratio
 from tad.training.states import TrajectoryArrays
 
-_LEAST_RATIO = 1e-3
 _TRIES = 10
 
 
 @dataclass(frozen=True)
-class BlockDiffusion(Objective):
+class BlockDiffusion(TextObjective):
     """What the three share."""
 
     block: int | None = None
@@ -90,15 +78,6 @@ class BlockDiffusion(Objective):
             for number, chosen in enumerate(copies)
         ]
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {"hard": float(len(batch.terms["hard"]))}
-
-    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
-        targets = batch.terms["hard"]
-        rows = outputs.losses(targets)
-        hard = share((rows.cross_entropy * targets.weights).sum(), totals["hard"])
-        return LossOutput(hard, {"hard": hard.detach()}, stats_of("hard", rows))
-
 
 @dataclass(frozen=True)
 class FastDLLMv2(BlockDiffusion):
@@ -115,7 +94,7 @@ class FastDLLMv2(BlockDiffusion):
     def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         assert self.block is not None
         blocks = positions // self.block - int(positions[0]) // self.block
-        ratios = _ratio(rng.random(int(blocks[-1]) + 1))
+        ratios = mask_ratio(rng.random(int(blocks[-1]) + 1))
         masked = torch.from_numpy(rng.random(len(positions))) < torch.from_numpy(ratios)[blocks]
         return masked, torch.ones(len(positions))
 
@@ -133,7 +112,7 @@ class FastDLLMv2(BlockDiffusion):
         place = torch.arange(width)
         blocks = place // self.block
         t = torch.rand(rows, int(blocks[-1]) + 1, generator=generator)
-        ratio = ((1 - _LEAST_RATIO) * t + _LEAST_RATIO)[:, blocks]
+        ratio = mask_ratio(t)[:, blocks]
         masked = torch.rand(ids.shape, generator=generator) < ratio
         answer = place >= prompts[:, None]
         last = torch.where(answer & (ids != filler), place, 0).amax(1, keepdim=True)  # that is not filler
@@ -142,26 +121,10 @@ class FastDLLMv2(BlockDiffusion):
         masked, answer, counted, clean = (part[mine].repeat(2, 1) for part in (masked, answer, counted, ids))
         masked[len(masked) // 2 :] ^= True
         chosen = masked & counted
-        view, at = chosen.nonzero(as_tuple=True)
         noisy = clean.masked_fill(chosen | (answer & ~counted), self.mask_token)
-        student = PaddedIds(
-            ids=torch.cat((noisy, clean), dim=1),
-            lengths=torch.full((len(clean),), 2 * width),
-            padded=False,
-            tokens=2 * clean.numel(),
-            prompt_len=prompts[mine].repeat(2),
-            block=torch.tensor([self.block]),
-            clean_start=torch.tensor([width]),
+        return self.collate_rows(
+            clean, noisy, chosen.float(), prompts[mine].repeat(2), self.block, clean=True
         )
-        targets = TermTargets(
-            student_index=view * 2 * width + at - self.logit_shift,
-            teacher_index=None,
-            labels=clean[chosen],
-            weights=torch.ones(len(view)),
-            view=view,
-            views=len(clean),
-        )
-        return Batch(student, None, {"hard": targets}, answer_tokens=int(counted.sum()) // 2)
 
 
 @dataclass(frozen=True)
@@ -172,7 +135,7 @@ class Sdar(BlockDiffusion):
 
     def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         for _ in range(_TRIES):
-            ratio = float(_ratio(rng.random()))
+            ratio = mask_ratio(rng.random())
             masked = torch.from_numpy(rng.random(len(positions))) < ratio
             if masked.any():
                 break
@@ -202,8 +165,3 @@ class LLaDA2(BlockDiffusion):
     def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         masked = torch.from_numpy(rng.random(len(positions))) < rng.uniform(self.least, self.most)
         return masked, torch.ones(len(positions))
-
-
-def _ratio(t: np.ndarray | float) -> np.ndarray:
-    """The probability of a mask at time t; never 0."""
-    return np.asarray((1 - _LEAST_RATIO) * t + _LEAST_RATIO)

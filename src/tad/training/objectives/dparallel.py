@@ -26,14 +26,13 @@ from tad.training.objectives.base import (
     LossOutput,
     Objective,
     View,
+    mask_ratio,
     mean_by_view,
     share,
     stats_of,
 )
 from tad.training.objectives.module import ModelOutputs
 from tad.training.states import TrajectoryArrays
-
-_LEAST_RATIO = 1e-3
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,7 @@ class DParallel(CertaintyForcing):
     ) -> tuple[int, int, Tensor]:
         length = len(row.tokens)
         start, end = draw_window(length, length if self.block == "all" else self.block, rng)
-        ratio = (1 - _LEAST_RATIO) * self.ratio + _LEAST_RATIO
-        return start, end, torch.from_numpy(rng.random(length) < ratio)
+        return start, end, torch.from_numpy(rng.random(length) < mask_ratio(self.ratio))
 
 
 def draw_window(length: int, size: int, rng: np.random.Generator) -> tuple[int, int]:

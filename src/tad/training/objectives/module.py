@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from tad.errors import TadError
 from tad.models import AttentionMask, BlockLayout, MaskedDiffusionModel, block_index
-from tad.training.losses import Head, RowLosses, chunked_losses, plain_losses
+from tad.training.losses import Head, RowLosses, chunked_losses
 from tad.training.objectives.base import Batch, LossOutput, Objective, PaddedIds, TermTargets
 
 
@@ -30,8 +31,7 @@ class LossModule(nn.Module):
     """`module(batch, totals)` is the batch's share of the loss.
 
     `student` is a model with adapters inside (PEFT's handle or the plain model), or a plain one that is trained whole; then a
-    teacher has to be given (a frozen copy) if the objective needs one. `chunked=False` makes whole logits in fp32 for every
-    position of the batch and leaves the rest to autograd: slow, large, and what the chunked way is tested against.
+    teacher has to be given (a frozen copy) if the objective needs one. `chunk` is how many positions the head takes at a time.
     """
 
     def __init__(
@@ -40,12 +40,11 @@ class LossModule(nn.Module):
         objective: Objective,
         teacher: nn.Module | None = None,
         chunk: int | None = None,
-        chunked: bool = True,
     ) -> None:
         super().__init__()
         self.student = student
         self.teacher = teacher
-        self.objective, self.chunk, self.chunked = objective, chunk, chunked
+        self.objective, self.chunk = objective, chunk
         if teacher is not None:
             teacher.requires_grad_(False).eval()
         elif (objective.needs_teacher or objective.needs_base) and not _adapted(student):
@@ -73,7 +72,7 @@ class LossModule(nn.Module):
         guide = Head(*map(_detach, head_of(self.teacher or self.student)))
         student = plain_model(self.student)
         hidden = self._see(student, batch.student)
-        outputs = ModelOutputs(hidden, taught, base, head_of(student), guide, self.chunk, self.chunked)
+        outputs = ModelOutputs(hidden, taught, base, head_of(student), guide, self.chunk)
         return self.objective.loss(outputs, batch, totals)
 
     @contextmanager
@@ -92,44 +91,30 @@ class LossModule(nn.Module):
         return hidden.flatten(0, 1)
 
 
+@dataclass(frozen=True)
 class ModelOutputs:
     """Student and teacher outputs for a batch, as hidden states; asked for the losses of one term at a time."""
 
-    def __init__(
-        self,
-        hidden: Tensor,
-        taught: Tensor | None,
-        base: Tensor | None,
-        head: Head,
-        guide: Head,
-        chunk: int | None,
-        chunked: bool,
-    ) -> None:
-        self.hidden, self.taught, self.base = hidden, taught, base
-        self.head, self.guide, self.chunk, self.chunked = head, guide, chunk, chunked
-        if not chunked:
-            self.logits = _whole(hidden, head)
-            self.teacher_logits = None if taught is None else _whole(taught, guide)
+    hidden: Tensor
+    taught: Tensor | None
+    base: Tensor | None
+    head: Head
+    guide: Head  # the teacher's head
+    chunk: int | None
 
     def losses(
         self, targets: TermTargets, teacher: bool = False, tau: float = 1.0, temperature: float | None = None
     ) -> RowLosses:
         """The student's losses at a term's positions; with the teacher's distribution where asked for."""
+        taught = None
         if teacher:
             assert self.taught is not None
-            assert targets.teacher_index is not None
-        if not self.chunked:
-            wanted = (
-                self.teacher_logits[targets.teacher_index]
-                if teacher and self.teacher_logits is not None
-                else None
-            )
-            return plain_losses(self.logits[targets.student_index], targets.labels, wanted, tau, temperature)
+            taught = self.taught[targets.teacher_index]
         return chunked_losses(
             self.hidden[targets.student_index],
             self.head,
             targets.labels,
-            self.taught[targets.teacher_index] if teacher and self.taught is not None else None,
+            taught,
             self.guide,
             tau,
             temperature,
@@ -200,11 +185,6 @@ def _adapted(model: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
-
-
-def _whole(hidden: Tensor, head: Head) -> Tensor:
-    logits = nn.functional.linear(hidden, head.weight, head.bias)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _detach(tensor: Tensor | None) -> Tensor | None:

@@ -6,7 +6,6 @@ Token-causal attention is block-causal attention in blocks of one position. Such
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,22 +14,12 @@ import torch
 from torch import Tensor
 
 from tad.errors import TadError
-from tad.training.objectives.base import (
-    Batch,
-    LossOutput,
-    Objective,
-    PaddedIds,
-    TermTargets,
-    View,
-    share,
-    stats_of,
-)
-from tad.training.objectives.module import ModelOutputs
+from tad.training.objectives.base import Batch, TextObjective, View
 from tad.training.states import TrajectoryArrays
 
 
 @dataclass(frozen=True)
-class NextToken(Objective):
+class NextToken(TextObjective):
     """total = mean over answer tokens of CE."""
 
     name: ClassVar[str] = "next-token"
@@ -60,26 +49,7 @@ class NextToken(Objective):
     ) -> Batch:
         """The rows as they are: there is no noise in this objective."""
         ids, prompts = ids[mine], prompts[mine]
-        rows, width = ids.shape
-        counted = torch.arange(width) >= prompts[:, None]
+        counted = torch.arange(ids.shape[1]) >= prompts[:, None]
         if not self.filler:
             counted = counted & (ids != filler)
-        view, at = counted.nonzero(as_tuple=True)
-        targets = TermTargets(
-            student_index=view * width + at - self.logit_shift,
-            teacher_index=None,
-            labels=ids[counted],
-            weights=torch.ones(len(view)),
-            view=view,
-            views=rows,
-        )
-        padded = PaddedIds(ids, torch.full((rows,), width), False, ids.numel(), prompts)
-        return Batch(padded, None, {"hard": targets})
-
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {"hard": float(len(batch.terms["hard"]))}
-
-    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
-        rows = outputs.losses(batch.terms["hard"])
-        hard = share(rows.cross_entropy.sum(), totals["hard"])
-        return LossOutput(hard, {"hard": hard.detach()}, stats_of("hard", rows))
+        return self.collate_rows(ids, ids, counted.float(), prompts)

@@ -9,7 +9,6 @@ how pretraining makes its batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,24 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tad.training.objectives.base import (
-    Batch,
-    LossOutput,
-    Objective,
-    PaddedIds,
-    TermTargets,
-    View,
-    share,
-    stats_of,
-)
-from tad.training.objectives.module import ModelOutputs
+from tad.training.objectives.base import LEAST_RATIO, Batch, TextObjective, View, mask_ratio
 from tad.training.states import TrajectoryArrays
-
-LEAST_RATIO = 1e-3
 
 
 @dataclass(frozen=True)
-class Sft(Objective):
+class Sft(TextObjective):
     """total = mean over views of (1/answer length) sum_masked CE / max(ratio, floor)."""
 
     name: ClassVar[str] = "sft"
@@ -73,26 +60,13 @@ class Sft(Objective):
 
         The ratios of a batch are one uniform draw spread evenly over (0, 1): each is uniform, together they cover the range.
         """
-        width = ids.shape[1]
-        answer = torch.arange(width) >= prompts[:, None]
+        answer = torch.arange(ids.shape[1]) >= prompts[:, None]
         ratio = self._ratios(answer, answer & (ids != filler), generator)
         masked = answer & (torch.rand(ids.shape, generator=generator) < ratio)
         ids, prompts, answer, ratio, masked = (part[mine] for part in (ids, prompts, answer, ratio, masked))
-        rows = len(ids)
-        weights = 1 / (ratio.clamp(min=self.floor) * answer.sum(1, keepdim=True))
-        view, place = masked.nonzero(as_tuple=True)
-        targets = TermTargets(
-            student_index=view * width + place - self.logit_shift,
-            teacher_index=None,
-            labels=ids[masked],
-            weights=weights[masked],
-            view=view,
-            views=rows,
-        )
+        weights = masked / (ratio.clamp(min=self.floor) * answer.sum(1, keepdim=True))
         noisy = ids.masked_fill(masked, self.mask_token)
-        block = None if self.block_causal is None else torch.tensor([self.block_causal])
-        padded = PaddedIds(noisy, torch.full((rows,), width), False, ids.numel(), prompts, block)
-        return Batch(padded, None, {"hard": targets})
+        return self.collate_rows(ids, noisy, weights, prompts, self.block_causal)
 
     def _ratios(self, answer: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
         """The probability of a mask [rows, width]: a row's own, or in block states 0, the row's own, 1.
@@ -101,7 +75,7 @@ class Sft(Objective):
         """
         rows = len(answer)
         t = (torch.rand(1, generator=generator) + torch.arange(rows) / rows) % 1
-        ratio = ((1 - LEAST_RATIO) * t + LEAST_RATIO)[:, None].expand(answer.shape)
+        ratio = mask_ratio(t)[:, None].expand(answer.shape)
         if not self.block_states:
             return ratio
         place = answer.long().cumsum(1) - 1  # within the answer
@@ -113,10 +87,4 @@ class Sft(Objective):
         return torch.where(draw[1] < self.block_states, by_block, ratio)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"views": float(len(batch))}
-
-    def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
-        targets = batch.terms["hard"]
-        rows = outputs.losses(targets)
-        hard = share((rows.cross_entropy * targets.weights).sum(), totals["views"])
-        return LossOutput(hard, {"hard": hard.detach()}, stats_of("hard", rows))
+        return {"hard": float(len(batch))}
