@@ -53,6 +53,7 @@ def test_a_row_is_the_chat_prompt_the_solution_and_end_tokens(family: Family, tm
     }  # fmt: skip
     found = set()
     for width, (rows, prompts) in chunk.items():
+        assert rows.dtype == prompts.dtype == np.uint16
         for row, prompt in zip(rows.tolist(), prompts.tolist(), strict=True):
             end = row.index(ids["eot_token_id"], prompt)
             assert set(row[end + 1 :]) <= {ids["eos_token_id"]}
@@ -67,15 +68,11 @@ def test_the_share_of_privileged_prompts_is_as_asked() -> None:
     chunk = make_chunk(spec(chunk=1000), 0)
     rows = [row for ids, _ in chunk.values() for row in ids.tolist()]
     assert len(rows) == 1000
+    assert max(map(max, rows)) < 450  # every token is a known piece
     assert 0.25 < sum(reference[0] in row for row in rows) / 1000 < 0.35
 
 
-def test_every_token_of_a_chunk_is_a_known_piece() -> None:
-    chunk = make_chunk(spec(chunk=500), 0)
-    assert max(int(ids.max()) for ids, _ in chunk.values() if len(ids)) < 450
-
-
-@pytest.mark.parametrize("step", [0, 1, 7, 23, 40])
+@pytest.mark.parametrize("step", [1, 23, 40])
 def test_a_stream_resumed_at_a_step_gives_the_same_batches(step: int) -> None:
     whole = TokenStream(spec(), workers=0)
     expected = batches(whole, 48)
@@ -111,8 +108,3 @@ def test_a_chunk_too_small_for_a_batch_is_an_error_that_names_the_field() -> Non
 def test_unknown_families_are_refused() -> None:
     with pytest.raises(TadError, match="gsm8k"):
         spec(mix=(("gsm8k", 1.0),))
-
-
-def test_chunks_are_small_unsigned_arrays() -> None:
-    ids, prompts = make_chunk(spec(), 0)[128]
-    assert ids.dtype == prompts.dtype == np.uint16

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 pytestmark = pytest.mark.slow
 
@@ -75,12 +74,3 @@ def test_a_variant_that_fails_has_its_error_in_the_table(
     last = capsys.readouterr().out.splitlines()[-2:]
     assert last[0].startswith("| chunked |")
     assert last[1].startswith("| released | RuntimeError: out of something |")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_the_full_distillation_run_needs_a_gpu(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["distill.py"])
-    assert bench.main() == 2
-    assert capsys.readouterr().err.strip() == "no CUDA device here; --tiny runs on the CPU"

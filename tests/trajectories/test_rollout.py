@@ -104,13 +104,6 @@ def test_a_separate_student_scores_with_its_own_weights(lm, privileged, plain) -
                 assert abs(told[position] - p) < 1e-5
 
 
-def test_rows_keep_their_places_whatever_their_lengths(lm, privileged, plain) -> None:
-    order = [3, 0, 2, 1, 4][: len(plain)]
-    rows = roll(lm, privileged, plain)
-    mixed = roll(lm, [privileged[i] for i in order], [plain[i] for i in order])
-    assert [row.tokens for row in mixed] == [rows[i].tokens for i in order]
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_replaying_gives_the_recorded_token_at_each_recorded_step(lm, privileged, plain, order: str) -> None:
     for row, rollout in enumerate(roll(lm, privileged, plain, order=order)[:3]):
@@ -146,38 +139,25 @@ def test_student_orders_reveal_where_the_student_without_the_reference_is_surest
             assert abs(rollout.student[position] - of_token[position]) < 1e-5
 
 
-def test_left_to_right_asks_the_head_for_one_position(lm, privileged, plain, monkeypatch) -> None:
+def test_left_to_right_asks_the_head_for_the_next_position_alone(lm, privileged, plain, monkeypatch) -> None:
     asked, head = [], lm.model.head
     monkeypatch.setattr(lm.model, "head", lambda hidden: asked.append(len(hidden)) or head(hidden))
-    roll(lm, privileged[:1], plain[:1], order="left-to-right")
+    (rollout,) = roll(lm, privileged[:1], plain[:1], order="left-to-right")
     assert asked == [1] * LENGTH
-
-
-def test_left_to_right_goes_from_left_to_right(lm, privileged, plain) -> None:
-    for rollout in roll(lm, privileged, plain, order="left-to-right"):
-        assert rollout.reveal == list(range(1, LENGTH + 1))
-
-
-def test_random_order_depends_on_the_seed_and_not_on_the_batch(lm, privileged, plain) -> None:
-    config = RolloutConfig(order="random", block=BLOCK, stop_at_end=False)
-    together = roll_out(lm, privileged, plain, LENGTH, config, seeds=[3, 4, 5, 6, 7])
-    alone = roll_out(lm, privileged[2:3], plain[2:3], LENGTH, config, seeds=[5])
-    assert together[2].reveal == alone[0].reveal
-    assert together[2].tokens == alone[0].tokens
-    assert together[1].reveal != together[2].reveal
+    assert rollout.reveal == list(range(1, LENGTH + 1))
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_rows_do_not_depend_on_their_batch(lm, privileged, plain, order: str) -> None:
+def test_rows_do_not_depend_on_their_batch_but_on_their_seed(lm, privileged, plain, order: str) -> None:
     together = roll(lm, privileged, plain, order=order, temperature=0.7)
     config = RolloutConfig(order=order, block=BLOCK, temperature=0.7)
-    for row in range(len(plain)):
-        alone = roll_out(lm, privileged[row : row + 1], plain[row : row + 1], LENGTH, config, seeds=[row])[0]
-        assert (alone.tokens, alone.reveal, alone.n_real) == (
-            together[row].tokens,
-            together[row].reveal,
-            together[row].n_real,
-        )
+
+    def alone(row: int, seed: int) -> Rollout:
+        return roll_out(lm, privileged[row : row + 1], plain[row : row + 1], LENGTH, config, seeds=[seed])[0]
+
+    for row in (0, 2, 4):  # of different lengths
+        assert str(alone(row, row)) == str(together[row])  # nan is not equal to itself
+    assert str(alone(2, 7)) != str(together[2])
 
 
 @pytest.mark.parametrize("order", ["student", "student-max", "left-to-right", "random"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -100,16 +100,18 @@ def test_torn_shards_are_refused_by_name_and_made_again(store: TrajectoryStore) 
     data = store.path(1).read_bytes()
     store.path(1).write_bytes(data[: len(data) // 2])
     store.path(2).write_bytes(b"")
-    assert store.missing() == [1, 2]
-    with pytest.raises(TadError, match="shard-00001"):
-        store.table()
-    store.write(1, [trajectory("toy/1")], STATS)
+    store.path(0).with_suffix(".hash").unlink()
+    assert store.missing() == [0, 1, 2]
+    for shard in (0, 1):
+        with pytest.raises(TadError, match=f"shard-0000{shard}"):
+            store.table()
+        store.write(shard, [trajectory(f"toy/{shard}")], STATS)
     assert store.missing() == [2]
 
 
 def test_every_flipped_bit_of_a_shard_is_noticed(store: TrajectoryStore) -> None:
     data = store.path(1).read_bytes()
-    for bit in np.random.default_rng(0).permutation(8 * len(data))[:200]:
+    for bit in np.random.default_rng(0).permutation(8 * len(data))[:60]:
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         store.path(1).write_bytes(flipped)
@@ -122,7 +124,7 @@ def test_every_flipped_bit_of_a_shard_is_noticed(store: TrajectoryStore) -> None
 def test_a_flipped_bit_of_the_description_never_gives_another_one(store: TrajectoryStore) -> None:
     path = store.folder / META
     data = path.read_bytes()
-    for bit in np.random.default_rng(0).permutation(8 * len(data))[:600]:
+    for bit in np.random.default_rng(0).permutation(8 * len(data))[:200]:
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
@@ -130,33 +132,21 @@ def test_a_flipped_bit_of_the_description_never_gives_another_one(store: Traject
             assert TrajectoryStore.open(store.folder).meta == store.meta
 
 
-def test_a_shard_without_its_hash_is_refused(store: TrajectoryStore) -> None:
-    store.path(0).with_suffix(".hash").unlink()
-    with pytest.raises(TadError, match=r"shard-00000\.hash is missing"):
-        list(store.rows())
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": "other"}, "model is 'm' there and 'other' here"),
-        ({"tokenizer": "other"}, "tokenizer is 't' there"),
-        ({"recipe": {"order": "student", "seed": 0}}, "recipe.order is 'teacher' there and 'student' here"),
-        ({"gen_length": 16}, "gen_length is 8 there and 16 here"),
+        ({"model": "other"}, "model .*'m'.*'other'"),
+        ({"recipe": {"order": "student", "seed": 0}}, r"recipe\.order .*'teacher'.*'student'"),
+        ({"gen_length": 16}, "gen_length .*8.*16"),
     ],
 )
 def test_a_store_of_another_run_is_refused_with_the_difference(
     tmp_path: Path, change: dict, words: str
 ) -> None:
     TrajectoryStore.open_or_create(tmp_path / "s", describe())
-    with pytest.raises(TadError, match="/s: ") as error:
+    TrajectoryStore.open_or_create(tmp_path / "s", describe(code="1"))  # another version may continue
+    with pytest.raises(TadError, match=f"/s: .*{words}"):
         TrajectoryStore.open_or_create(tmp_path / "s", describe(**change))
-    assert words in str(error.value)
-
-
-def test_another_version_of_the_package_may_continue(tmp_path: Path) -> None:
-    TrajectoryStore.open_or_create(tmp_path / "s", describe())
-    TrajectoryStore.open_or_create(tmp_path / "s", describe(code="1"))
 
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
@@ -173,20 +163,7 @@ def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
         TrajectoryStore.open(tmp_path)
 
 
-def test_a_second_writer_is_refused_and_ranks_of_one_run_are_not(tmp_path: Path) -> None:
-    store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
-    with store.writing(), pytest.raises(TadError, match="another process is writing"), store.writing():
-        pass
-    with store.writing(0, 2), store.writing(1, 2):
-        with pytest.raises(TadError, match="another process is writing"), store.writing():
-            pass
-        with pytest.raises(TadError, match="another process is writing"), store.writing(1, 2):
-            pass
-    with store.writing():
-        pass
-
-
-def test_a_full_disk_is_a_clear_error_and_leaves_nothing_behind(
+def test_a_full_disk_leaves_nothing_behind_and_the_next_writer_clears_what_a_killed_one_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
@@ -201,14 +178,21 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing_behind(
     monkeypatch.undo()
     assert store.missing() == [1, 2]
     assert not list((tmp_path / "s").glob("*partial*"))
-
-
-def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
-    store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
     leftover = tmp_path / "s" / ".shard-00001.parquet.99999.partial"
     leftover.write_bytes(b"half")
     with store.writing():
         assert not leftover.exists()
+
+
+def test_ranks_of_one_run_write_side_by_side_and_a_second_run_does_not(tmp_path: Path) -> None:
+    store = TrajectoryStore.open_or_create(tmp_path / "s", describe())
+    for ranks in (((0, 1),), ((0, 2), (1, 2))):
+        with ExitStack() as held:
+            for rank in ranks:
+                held.enter_context(store.writing(*rank))
+            for again in ((0, 1), ranks[-1]):
+                with pytest.raises(TadError, match=str(tmp_path)), store.writing(*again):
+                    pass
 
 
 def test_a_shard_added_while_another_process_looks_for_missing_ones_stays(

@@ -71,13 +71,6 @@ def test_measured_decay_is_the_mean_of_single_forwards(lm: LM, plain: list[list[
             assert mean == pytest.approx(np.mean(sums[d, with_filler]), abs=1e-5)
 
 
-def test_first_distance_is_the_teachers_own_confidence_when_both_prompts_agree(lm: LM, plain) -> None:
-    rows = trajectories(lm, plain)
-    decay, _, _ = measure_decay(lm, rows, states=LENGTH, distances=4)
-    own = [sure for row in rows for sure in row.teacher_confidence if not math.isnan(sure)]
-    assert decay.mean[0] == pytest.approx(np.mean(own), abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("curve", "level", "crossing"),
     [

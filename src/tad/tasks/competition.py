@@ -75,9 +75,6 @@ class Math(DatasetTask):
         text = f"{shots}Problem:\n{example.question}\n\nSolution:"
         return Prompt.from_user(text, stop=("Problem:",), raw=template == "d3llm")
 
-    def grade(self, example: Example, text: str) -> Verdict:
-        return self.grade_many([(example, text)])[0]
-
     def grade_many(
         self,
         pairs: Iterable[tuple[Example, str]],

@@ -89,9 +89,6 @@ class Jsonl(DatasetTask):
     def can_vote(self, example: Example) -> bool:
         return example.meta["grader"] != "tests"
 
-    def grade(self, example: Example, text: str) -> Verdict:
-        return self.grade_many([(example, text)], workers=1)[0]
-
     def grade_many(
         self,
         pairs: Iterable[tuple[Example, str]],

@@ -85,7 +85,7 @@ class Mbpp(ProgrammingTask):
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
         if template == "plain":
-            return Prompt.from_user(f"{example.question}\n\n{_listing(example)}")
+            return Prompt.from_user(f"{example.question}\n\n{_listing(example.meta['tests'])}")
         shots = SHOTS if template in ("tad", "d3llm") else ()
         shown = "".join(f"{_request(text, tests)}{code}\n[DONE]\n\n" for text, tests, code in shots)
         return Prompt.from_user(shown + _request(example.question, example.meta["tests"]), stop=("[DONE]",))
@@ -103,14 +103,14 @@ class MbppInstruct(Mbpp):
 
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         self.check_template(template)
-        tests = _listing(example)
+        tests = example.meta["tests"]
         if template == "d3llm":
             # The published task stops at the closing fence; here it stays, because the grader looks for it.
-            request = _request(example.question, example.meta["tests"]).removesuffix("\n[BEGIN]\n")
+            request = _request(example.question, tests).removesuffix("\n[BEGIN]\n")
             return Prompt.from_user(request, prefix="Here is the completed function:\n```python\n")
         content = (
             f"You are an expert Python programmer, and here is your task:\n{example.question}\n"
-            f"Your code should pass these tests:\n{tests}"
+            f"Your code should pass these tests:\n{_listing(tests)}"
         )
         return Prompt.from_user(content, prefix="\n```python\n")
 
@@ -123,13 +123,12 @@ class MbppInstruct(Mbpp):
         return ""
 
 
-def _listing(example: Example) -> str:
-    return "\n".join(example.meta["tests"][:3])
+def _listing(tests: tuple[str, ...]) -> str:
+    return "\n".join(tests[:3])
 
 
 def _request(text: str, tests: tuple[str, ...]) -> str:
-    listing = "\n".join(tests[:3])
     return (
         f"You are an expert Python programmer, and here is your task: {text} "
-        f"Your code should pass these tests:\n\n{listing}\n[BEGIN]\n"
+        f"Your code should pass these tests:\n\n{_listing(tests)}\n[BEGIN]\n"
     )

@@ -35,9 +35,6 @@ class ProgrammingTask(DatasetTask):
     def job(self, example: Example, program: str) -> Job:
         """A program together with the tests of an example."""
 
-    def grade(self, example: Example, text: str) -> Verdict:
-        return self.grade_many([(example, text)], workers=1)[0]
-
     def grade_many(
         self,
         pairs: Iterable[tuple[Example, str]],

@@ -108,9 +108,9 @@ class Task(ABC):
     def prompt(self, example: Example, template: str = "tad") -> Prompt:
         """The question as put to the model under evaluation; it never contains the answer."""
 
-    @abstractmethod
     def grade(self, example: Example, text: str) -> Verdict:
-        """Judge one text."""
+        """Judge one text. Tasks override this, or `grade_many` where their grader is slow."""
+        return self.grade_many([(example, text)], workers=1)[0]
 
     def reference(self, example: Example) -> str:
         """What the privileged teacher is shown."""
@@ -122,7 +122,7 @@ class Task(ABC):
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> list[Verdict]:
-        """Judge many texts, in order. Tasks with slow graders override this to use `workers` cores (default: all)."""
+        """Judge many texts, in order, on `workers` cores (default: all) where the grader is slow."""
         verdicts = []
         for example, text in pairs:
             verdicts.append(self.grade(example, text))

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 import tad
-from tad.decoding import GraphEngine, decode
+from tad.decoding import GraphEngine
 from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Verdict
@@ -128,6 +128,11 @@ class Collector:
         """How many rollouts some shards are."""
         return self.recipe.samples * sum(len(self._items(shard)) for shard in shards)
 
+    @property
+    def _room(self) -> int:
+        """For a prompt."""
+        return self.lm.context - self.recipe.gen_length
+
     def _items(self, shard: int) -> list[Item]:
         size = self.recipe.shard_size
         return self.items[shard * size : (shard + 1) * size]
@@ -145,11 +150,10 @@ class Collector:
     def _roll_fitting(
         self, requests: list[RolloutRequest], on_done: Callable[[int], None] | None = None
     ) -> list[tuple[RolloutRequest, Rollout | None]]:
-        room = self.lm.context - self.recipe.gen_length
         fitting = [
             i
             for i, request in enumerate(requests)
-            if max(len(request.plain), len(request.privileged)) <= room
+            if max(len(request.plain), len(request.privileged)) <= self._room
         ]
         found: dict[int, Rollout] = {}
         if self.recipe.reference == "where-needed":
@@ -235,7 +239,7 @@ class Collector:
         if not recipe.privileged or recipe.reference != "gold" or recipe.tokens != "teacher" or not items:
             return None
         chosen = items[:: max(1, len(items) // PREVIEW)][:PREVIEW]
-        shown = [next(iter(self.requests(item))) for item in chosen]
+        shown = [next(self.requests(item)) for item in chosen]
         right = {}
         with torch.inference_mode():
             for name in ("plain", "privileged"):  # the wrong texts that are left are the teacher's
@@ -321,29 +325,20 @@ class Collector:
     def _with_majority(self, items: list[Item]) -> list[Item]:
         """Replace each reference by the most common final answer of unprivileged samples. The gold is not looked at."""
         votes: list[list[str]] = [[] for _ in items]
-        prompts = [plain_ids(self.lm, item.task, item.example, item.template) for item in items]
-        room = self.lm.context - self.recipe.gen_length
-        able = [i for i, prompt in enumerate(prompts) if len(prompt) <= room]
-        for vote in range(self.recipe.votes if able else 0):
-            seeds = [row_seed(self.recipe.seed, f"{items[i].example.id}/vote", vote) for i in able]
-            with self.lm.base():
-                rows = decode(
-                    self.lm,
-                    [prompts[i] for i in able],
-                    "one-by-one",
-                    self.recipe.gen_length,
-                    seed=seeds,
-                    batch_size=self.recipe.batch_size,
-                    block=self.recipe.block,
-                    temperature=self.recipe.vote_temperature,
-                )
-            for i, row in zip(able, rows, strict=True):
-                item = items[i]
-                text = item.task.prompt(item.example, item.template).cut(self.lm.decode(row.answer))
+        config = RolloutConfig(block=self.recipe.block, temperature=self.recipe.vote_temperature)
+        asked = [next(self.requests(item)) for item in items]
+        able = [i for i, request in enumerate(asked) if len(request.plain) <= self._room]
+        for vote in range(self.recipe.votes):
+            tried = []
+            for i in able:
+                seed = row_seed(self.recipe.seed, f"{items[i].example.id}/vote", vote)
+                tried.append(replace(asked[i], seed=seed))
+            rolled = self._roll(tried, config, [request.plain for request in tried])
+            for i, request, rollout in zip(able, tried, rolled, strict=True):
                 # Only what was extracted is used: whether it is right stays unknown to the vote.
-                extracted = item.task.grade(item.example, text).extracted
-                if extracted is not None:
-                    votes[i].append(extracted)
+                verdict = request.item.task.grade(request.item.example, self._text(request, rollout))
+                if verdict.extracted is not None:
+                    votes[i].append(verdict.extracted)
         chosen = []
         for item, cast in zip(items, votes, strict=True):
             answer = Counter(sorted(cast)).most_common(1)[0][0] if cast else ""

@@ -108,9 +108,6 @@ class NanoCode(NanoTask):
     def answer(self, problem: Problem) -> object:
         return hidden_tests(problem)
 
-    def grade(self, example: Example, text: str) -> Verdict:
-        return self.grade_many([(example, text)], workers=1)[0]
-
     def grade_many(
         self,
         pairs: Iterable[tuple[Example, str]],
