@@ -10,20 +10,27 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import DREAM, LLADA, Family
 from tad.models.tokenizer import encode_chat
-from tad.nano.stream import StreamSpec, TokenStream, make_chunk
+from tad.nano.recipe import PretrainRecipe
+from tad.nano.stream import TokenStream, make_chunk
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
 
-MIX = (("nano-code", 1.0), ("nano-math", 1.0), ("nano-word", 1.0))
+MIX = {"nano-code": 1.0, "nano-math": 1.0, "nano-word": 1.0}
 
 
-def spec(family: str = "llada", **changes: object) -> StreamSpec:
-    values = {"family": family, "mix": MIX, "privileged": 0.3, "widths": (128, 176, 240), "room": 96, "chunk": 96, "chunks": 3,
-                  "tokens_per_step": 1024, "seed": 0}  # fmt: skip
-    return StreamSpec(**{**values, **changes})
+def asked(family: str = "llada", tokens: int = 1024, **data: object) -> PretrainRecipe:
+    """A recipe of three chunks, generated in this process."""
+    values = {"families": MIX, "privileged": 0.3, "widths": [128, 176, 240], "room": 96, "chunk": 96, "examples": 288,
+              "workers": 0, **data}  # fmt: skip
+    sizes = {"family": family, "width": 16, "layers": 1, "heads": 1, "mlp": 16}
+    learning = {"steps": 1, "tokens_per_step": tokens}
+    return parse_recipe(
+        PretrainRecipe, {"name": "x", "model": sizes, "data": values, "optimization": learning}
+    )
 
 
 def batches(stream: TokenStream, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -44,7 +51,7 @@ def test_a_row_is_the_chat_prompt_the_solution_and_end_tokens(family: Family, tm
     save_tokenizer(family, tmp_path, 512)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ids = special_ids(family)
-    chunk = make_chunk(spec(family.name, privileged=0.0, mix=(("nano-math", 1.0),), chunk=40), 0)
+    chunk = make_chunk(asked(family.name, privileged=0.0, families={"nano-math": 1.0}, chunk=40), 0)
     problems = [WORLD["nano-math"].problem("train", index) for index in range(40)]
     expected = {
         (*encode_chat(tokenizer, family, [{"role": "user", "content": problem.question}]),
@@ -65,7 +72,7 @@ def test_a_row_is_the_chat_prompt_the_solution_and_end_tokens(family: Family, tm
 def test_the_share_of_privileged_prompts_is_as_asked() -> None:
     tokenizer = build_tokenizer(LLADA)
     reference = tokenizer.encode("Reference").ids
-    chunk = make_chunk(spec(chunk=1000), 0)
+    chunk = make_chunk(asked(chunk=1000), 0)
     rows = [row for ids, _ in chunk.values() for row in ids.tolist()]
     assert len(rows) == 1000
     assert max(map(max, rows)) < 450  # every token is a known piece
@@ -74,19 +81,19 @@ def test_the_share_of_privileged_prompts_is_as_asked() -> None:
 
 @pytest.mark.parametrize("step", [1, 23, 40])
 def test_a_stream_resumed_at_a_step_gives_the_same_batches(step: int) -> None:
-    whole = TokenStream(spec(), workers=0)
+    whole = TokenStream(asked())
     expected = batches(whole, 48)
-    resumed = TokenStream(spec(), workers=0, start=whole.position(step))
+    resumed = TokenStream(asked(), start=whole.position(step))
     assert same(batches(resumed, 48 - step), expected[step:])
     assert resumed.position(45) == whole.position(45)
 
 
 def test_worker_processes_change_nothing() -> None:
-    assert same(batches(TokenStream(spec(), workers=1), 30), batches(TokenStream(spec(), workers=0), 30))
+    assert same(batches(TokenStream(asked(workers=1)), 30), batches(TokenStream(asked()), 30))
 
 
 def test_a_second_pass_over_the_pool_comes_in_another_order() -> None:
-    stream = TokenStream(spec(chunks=1), workers=0)
+    stream = TokenStream(asked(examples=96))
     iterator = iter(stream)
     first = [next(iterator)]
     while len(stream.starts) < 2:
@@ -97,14 +104,14 @@ def test_a_second_pass_over_the_pool_comes_in_another_order() -> None:
 
 def test_a_row_wider_than_the_widest_is_an_error_that_names_the_field() -> None:
     with pytest.raises(TadError, match=r"data\.widths"):
-        make_chunk(spec(widths=(48,)), 0)
+        make_chunk(asked(widths=[48]), 0)
 
 
 def test_a_chunk_too_small_for_a_batch_is_an_error_that_names_the_field() -> None:
     with pytest.raises(TadError, match=r"data\.chunk"):
-        next(iter(TokenStream(spec(chunk=4, tokens_per_step=128 * 64), workers=0)))
+        next(iter(TokenStream(asked(chunk=4, tokens=128 * 64))))
 
 
 def test_unknown_families_are_refused() -> None:
     with pytest.raises(TadError, match="gsm8k"):
-        spec(mix=(("gsm8k", 1.0),))
+        asked(families={"gsm8k": 1.0})

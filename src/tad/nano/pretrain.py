@@ -22,7 +22,7 @@ from tad.models import Family, MaskedDiffusionModel, family_named
 from tad.models.stored import read_json
 from tad.nano.optimizer import MuonAdam, RatePlan
 from tad.nano.recipe import PretrainRecipe
-from tad.nano.stream import StreamSpec, TokenStream
+from tad.nano.stream import TokenStream
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
 from tad.training.checkpoints import POSITION, open_run, replacing
 from tad.training.objectives import Batch, LossModule, TextObjective, get_objective
@@ -72,7 +72,7 @@ def _train(
     set_seed(recipe.seed)
     position = None if checkpoint is None else read_json(checkpoint / POSITION)
     start = 0 if position is None else int(position["step"])
-    stream = TokenStream(stream_spec(recipe), worker_count(recipe), position)
+    stream = TokenStream(recipe, position)
     objective = build_objective(family, recipe)
     model = build_model(recipe)
     if recipe.compile if recipe.compile is not None else torch.cuda.is_available():
@@ -161,29 +161,6 @@ class Minutes(TrainerCallback):
             control.should_training_stop = True
         elif self.pause and minutes >= self.pause:
             control.should_save = control.should_training_stop = True
-
-
-def stream_spec(recipe: PretrainRecipe) -> StreamSpec:
-    """The part of a recipe on which the data depends."""
-    data = recipe.data
-    return StreamSpec(
-        family=recipe.model.family,
-        mix=tuple(sorted(data.families.items())),
-        privileged=data.privileged,
-        widths=tuple(data.widths),
-        room=data.room,
-        chunk=data.chunk,
-        chunks=-(-data.examples // data.chunk),
-        tokens_per_step=recipe.optimization.tokens_per_step,
-        seed=recipe.seed,
-    )
-
-
-def worker_count(recipe: PretrainRecipe) -> int:
-    """Generating processes: as the recipe says, else all cores but two."""
-    if recipe.data.workers is not None:
-        return max(0, recipe.data.workers)
-    return max(1, len(os.sched_getaffinity(0)) - 2)
 
 
 def build_model(recipe: PretrainRecipe) -> MaskedDiffusionModel:

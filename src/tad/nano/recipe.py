@@ -69,7 +69,7 @@ class DataSection(Recipe):
     """Half of the rows get at least this much space for the answer, as decoding will give them."""
     chunk: Positive = 32768
     """Examples generated at a time; rows that do not fill a batch at the end of a chunk are left out."""
-    workers: int | None = None
+    workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that generate; default: all cores but two, 0 generates in the training process."""
 
     @model_validator(mode="after")
@@ -78,6 +78,11 @@ class DataSection(Recipe):
             raise ValueError("widths should ascend")
         if not self.families or min(self.families.values()) <= 0:
             raise ValueError("families needs at least one task, with positive weights")
+        from tad.tasks.nano import WORLD
+
+        for name in self.families:
+            if name not in WORLD:
+                raise ValueError(f"families: '{name}' cannot be generated; known: {', '.join(WORLD)}")
         return self
 
 
@@ -123,6 +128,13 @@ class PretrainRecipe(Recipe):
                 f"'{value.name}' learns from trajectories; pretrain with {', '.join(_OBJECTIVES)}"
             )
         return value
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> PretrainRecipe:
+        tokens, widest = self.optimization.tokens_per_step, max(self.data.widths)
+        if tokens < widest:
+            raise ValueError(f"optimization.tokens_per_step={tokens} is less than one row of {widest} tokens")
+        return self
 
     def content_hash_fields(self) -> dict[str, Any]:
         """The part that decides the result of a run that has begun."""

@@ -1,7 +1,7 @@
 """Token rows of the nano world, generated ahead of training by worker processes.
 
-A chunk is a function of (spec, number): its examples, their prompts, and the width each is laid out in. The stream of
-batches is a function of the spec alone, so a run resumes at a step without replaying: it needs the chunk the step lies in
+A chunk is a function of (recipe, number): its examples, their prompts, and the width each is laid out in. The stream of
+batches is a function of the recipe alone, so a run resumes at a step without replaying: it needs the chunk the step lies in
 and that chunk's first step. Rows are prompt, answer, end of turn, then end tokens to the full width, all of which are
 part of the answer; there is no padding.
 """
@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset
 from tad.errors import TadError
 from tad.models.family import family_named
 from tad.models.tokenizer import render_chat
+from tad.nano.recipe import DataSection, PretrainRecipe
 from tad.tasks.nano import WORLD
 from tad.tasks.nano.task import INSTRUCTION
 from tad.tasks.nano.tokenizer import build_tokenizer, special_ids
@@ -34,31 +35,6 @@ Chunk = dict[
     int, tuple[np.ndarray, np.ndarray]
 ]  # width -> (ids uint16 [rows, width], prompt lengths uint16 [rows])
 _MARK = "MARK"
-
-
-@dataclass(frozen=True)
-class StreamSpec:
-    """Everything the stream depends on. `mix` holds (task, weight)."""
-
-    family: str
-    mix: tuple[tuple[str, float], ...]
-    privileged: float
-    widths: tuple[int, ...]
-    room: int
-    chunk: int
-    chunks: int  # distinct chunks; then the next epoch begins
-    tokens_per_step: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name, _ in self.mix:
-            if name not in WORLD:
-                raise TadError(f"data.families: '{name}' cannot be generated; known: {', '.join(WORLD)}")
-        for width in self.widths:
-            if self.tokens_per_step < width:
-                raise TadError(
-                    f"optimization.tokens_per_step={self.tokens_per_step} is less than one row of {width} tokens"
-                )
 
 
 @dataclass(frozen=True)
@@ -87,38 +63,37 @@ def _writer(name: str) -> _Writer:
     return _Writer(tokenizer, before, after, ids["eot_token_id"], ids["eos_token_id"])
 
 
-def make_chunk(spec: StreamSpec, number: int) -> Chunk:
+def make_chunk(recipe: PretrainRecipe, number: int) -> Chunk:
     """Generate and lay out the examples of one chunk."""
-    writer = _writer(spec.family)
-    names = [name for name, _ in spec.mix]
-    weights = [weight for _, weight in spec.mix]
+    writer, data = _writer(recipe.model.family), recipe.data
+    names, weights = zip(*sorted(data.families.items()), strict=True)
     prompts, answers, roomy = [], [], []
-    for index in range(number * spec.chunk, (number + 1) * spec.chunk):
-        rng = random.Random(f"mix/{spec.seed}/{index}")
-        problem = WORLD[rng.choices(names, weights)[0]].problem("train", index, spec.seed)
+    for index in range(number * data.chunk, (number + 1) * data.chunk):
+        rng = random.Random(f"mix/{recipe.seed}/{index}")
+        problem = WORLD[rng.choices(names, weights)[0]].problem("train", index, recipe.seed)
         prompt = problem.question
-        if rng.random() < spec.privileged:
+        if rng.random() < data.privileged:
             prompt = privileged_prompt(problem.question, problem.reference, INSTRUCTION).text
         prompts.append(prompt)
         answers.append(problem.solution)
         roomy.append(rng.random() < 0.5)
-    rows: dict[int, list[tuple[list[int], int]]] = {width: [] for width in spec.widths}
+    rows: dict[int, list[tuple[list[int], int]]] = {width: [] for width in data.widths}
     encode = writer.tokenizer.encode_batch_fast
     for prompt, answer, wide in zip(encode(prompts), encode(answers), roomy, strict=True):
         head = [*writer.before, *prompt.ids, *writer.after]
         row = [*head, *answer.ids, writer.eot]
-        rows[_choose_width(spec, len(head), len(row), wide)].append((row, len(head)))
+        rows[_choose_width(data, len(head), len(row), wide)].append((row, len(head)))
     return {width: _stack(found, width, writer.eos) for width, found in rows.items()}
 
 
-def _choose_width(spec: StreamSpec, head: int, row: int, wide: bool) -> int:
-    needed = max(row, head + spec.room) if wide else row
-    for width in spec.widths:
+def _choose_width(data: DataSection, head: int, row: int, wide: bool) -> int:
+    needed = max(row, head + data.room) if wide else row
+    for width in data.widths:
         if needed <= width:
             return width
-    if row <= spec.widths[-1]:
-        return spec.widths[-1]
-    raise TadError(f"data.widths: an example has {row} tokens, the widest row only {spec.widths[-1]}")
+    if row <= data.widths[-1]:
+        return data.widths[-1]
+    raise TadError(f"data.widths: an example has {row} tokens, the widest row only {data.widths[-1]}")
 
 
 def _stack(rows: list[tuple[list[int], int]], width: int, fill: int) -> tuple[np.ndarray, np.ndarray]:
@@ -134,8 +109,13 @@ class TokenStream(IterableDataset):
     `position(step)` is what a checkpoint stores and `start` takes.
     """
 
-    def __init__(self, spec: StreamSpec, workers: int, start: dict[str, int] | None = None) -> None:
-        self.spec, self.workers = spec, workers
+    def __init__(self, recipe: PretrainRecipe, start: dict[str, int] | None = None) -> None:
+        self.recipe, self.seed = recipe, recipe.seed
+        self.pool = -(
+            -recipe.data.examples // recipe.data.chunk
+        )  # distinct chunks; then the next epoch begins
+        workers = recipe.data.workers
+        self.workers = max(1, len(os.sched_getaffinity(0)) - 2) if workers is None else workers
         start = start or {"chunk": 0, "chunk_step": 0, "step": 0}
         self.first_step = start["step"]
         self.starts = [(start["chunk_step"], start["chunk"])]  # (first step, place) of every chunk begun
@@ -160,24 +140,24 @@ class TokenStream(IterableDataset):
 
     def _batches(self, chunk: Chunk, place: int) -> list[tuple[int, np.ndarray]]:
         """The batches of a chunk, as (width, row numbers), in a random order that depends on the place alone."""
-        rng = np.random.default_rng([self.spec.seed, 1, place])
+        rng, tokens = np.random.default_rng([self.seed, 1, place]), self.recipe.optimization.tokens_per_step
         batches = []
         for width, (ids, _) in sorted(chunk.items()):
-            size = self.spec.tokens_per_step // width
+            size = tokens // width
             order = rng.permutation(len(ids))
             batches += [(width, order[low : low + size]) for low in range(0, len(ids) - size + 1, size)]
         if not batches:
             raise TadError(
-                f"data.chunk={self.spec.chunk} does not fill one batch of {self.spec.tokens_per_step} tokens; raise it"
+                f"data.chunk={self.recipe.data.chunk} does not fill one batch of {tokens} tokens; raise it"
             )
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def _number(self, place: int) -> int:
         """The chunk at a place: in order at first, then a new permutation for every pass over the pool."""
-        epoch, index = divmod(place, self.spec.chunks)
+        epoch, index = divmod(place, self.pool)
         if epoch == 0:
             return index
-        return int(np.random.default_rng([self.spec.seed, 2, epoch]).permutation(self.spec.chunks)[index])
+        return int(np.random.default_rng([self.seed, 2, epoch]).permutation(self.pool)[index])
 
     def _chunks(self, place: int) -> Iterator[Chunk]:
         """Chunks from a place on; workers keep a few ahead. Each distinct chunk is made once and kept."""
@@ -185,18 +165,18 @@ class TokenStream(IterableDataset):
             while True:
                 number = self._number(place)
                 if number not in self.made:
-                    self.made[number] = make_chunk(self.spec, number)
+                    self.made[number] = make_chunk(self.recipe, number)
                 yield self.made[number]
                 place += 1
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        pool = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_be_quiet)
+        processes = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_be_quiet)
         waiting: dict[int, Future[Chunk]] = {}
         try:
             while True:
                 for ahead in range(place, place + 2 * self.workers):
                     number = self._number(ahead)
                     if number not in self.made and number not in waiting:
-                        waiting[number] = pool.submit(make_chunk, self.spec, number)
+                        waiting[number] = processes.submit(make_chunk, self.recipe, number)
                 number = self._number(place)
                 if number in waiting:
                     try:
@@ -209,7 +189,7 @@ class TokenStream(IterableDataset):
                 yield self.made[number]
                 place += 1
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            processes.shutdown(wait=False, cancel_futures=True)
 
 
 def _be_quiet() -> None:

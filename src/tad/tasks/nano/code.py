@@ -165,27 +165,6 @@ def _draw_pipeline(rng: random.Random, level: int) -> tuple[Operation, ...]:
     return tuple(stages)
 
 
-_DRAW: dict[str, tuple[tuple[int, ...], Callable[[random.Random, int], tuple[Operation, ...]]]] = {
-    "chain": ((1, 2, 3, 4, 5), _draw_chain),
-    "inverse": ((2, 3, 4, 5), _draw_inverse),
-    "branch": ((2, 3), _draw_branch),
-    "line": ((3, 4, 5), _draw_line),
-    "guess": ((2, 3, 4, 5), _draw_guess),
-    "fold": ((2, 3, 4, 5), _draw_fold),
-    "pipeline": ((1, 2, 3, 4, 5), _draw_pipeline),
-}
-_TWICE = {"guess", "fold"}  # drawn twice as often as the others
-_OF_LEVEL = {
-    level: tuple(kind for kind in (*_DRAW, *sorted(_TWICE)) if level in _DRAW[kind][0]) for level in LEVELS
-}
-
-
-def draw(rng: random.Random) -> CodePlan:
-    level = rng.choice(LEVELS)
-    kind = rng.choice(_OF_LEVEL[level])
-    return CodePlan(kind, level, _DRAW[kind][1](rng, level))
-
-
 def key(plan: CodePlan) -> str:
     return f"code {plan.kind} " + " ".join(f"{name}-{k}" for name, k in plan.operations)
 
@@ -314,15 +293,31 @@ def _write_pipeline(plan: CodePlan, comment: Comment) -> Code:
     return "xs", _join(words), [*lines, f"    return {end}"], f"return {terse}"
 
 
-_WRITE: dict[str, Callable[[CodePlan, Comment], Code]] = {
-    "chain": _write_chain,
-    "inverse": _write_inverse,
-    "branch": _write_branch,
-    "line": _write_line,
-    "guess": _write_guess,
-    "fold": _write_fold,
-    "pipeline": _write_pipeline,
+# kind -> (levels, draw, write); a level is drawn first, then one of its kinds.
+KINDS: dict[
+    str,
+    tuple[
+        tuple[int, ...],
+        Callable[[random.Random, int], tuple[Operation, ...]],
+        Callable[[CodePlan, Comment], Code],
+    ],
+] = {
+    "chain": ((1, 2, 3, 4, 5), _draw_chain, _write_chain),
+    "inverse": ((2, 3, 4, 5), _draw_inverse, _write_inverse),
+    "branch": ((2, 3), _draw_branch, _write_branch),
+    "line": ((3, 4, 5), _draw_line, _write_line),
+    "guess": ((2, 3, 4, 5), _draw_guess, _write_guess),
+    "fold": ((2, 3, 4, 5), _draw_fold, _write_fold),
+    "pipeline": ((1, 2, 3, 4, 5), _draw_pipeline, _write_pipeline),
 }
+_TWICE = ("fold", "guess")  # drawn twice as often as the others
+_OF_LEVEL = {level: tuple(kind for kind in (*KINDS, *_TWICE) if level in KINDS[kind][0]) for level in LEVELS}
+
+
+def draw(rng: random.Random) -> CodePlan:
+    level = rng.choice(LEVELS)
+    kind = rng.choice(_OF_LEVEL[level])
+    return CodePlan(kind, level, KINDS[kind][1](rng, level))
 
 
 def write(plan: CodePlan, rng: random.Random) -> Problem:
@@ -332,7 +327,7 @@ def write(plan: CodePlan, rng: random.Random) -> Problem:
     def comment(line: str) -> list[str]:
         return [line] if rng.random() < share else []
 
-    argument, doc, body, terse = _WRITE[plan.kind](plan, comment)
+    argument, doc, body, terse = KINDS[plan.kind][2](plan, comment)
     if rng.random() < 0.5:
         question = f'Complete the function.\ndef {name}({argument}):\n    """{doc}"""'
     else:

@@ -94,6 +94,13 @@ _BEGIN = (
     "We begin with {v} {things}.",
     "{name} starts with {v}.",
 )
+# Events of one calculation: how they are told, how they are worked out, and their sign.
+_PLAIN = {
+    "add": (_ASK_ADD, _SAY_ADD, "+"),
+    "sub": (_ASK_SUB, _SAY_SUB, "-"),
+    "times": (_ASK_TIMES, _SAY_TIMES, "*"),
+    "share": (_ASK_SHARE, _SAY_SHARE, "/"),
+}
 
 
 @dataclass(frozen=True)
@@ -177,28 +184,18 @@ def write(plan: WordPlan, rng: random.Random) -> Problem:
     last = "How many {things} does {name} have now?"
     for event in plan.events:
         what, k = str(event[0]), int(event[1])
-        if what == "add":
-            asks.append(rng.choice(_ASK_ADD).format(k=k, **words))
-            say(_SAY_ADD, f"{value} + {k} = {value + k}", v=value, k=k, w=value + k)
-            value += k
-        elif what == "sub":
-            asks.append(rng.choice(_ASK_SUB).format(k=k, **words))
-            say(_SAY_SUB, f"{value} - {k} = {value - k}", v=value, k=k, w=value - k)
-            value -= k
+        if what in _PLAIN:
+            ask, forms, sign = _PLAIN[what]
+            after = {"+": value + k, "-": value - k, "*": value * k, "/": value // k}[sign]
+            asks.append(rng.choice(ask).format(k=k, **words))
+            say(forms, f"{value} {sign} {k} = {after}", v=value, k=k, w=after)
+            value = after
         elif what == "packs":
             n = int(event[2])
             asks.append(rng.choice(_ASK_PACKS).format(k=k, n=n, **words))
             say(_SAY_PACKS, f"{k} * {n} = {k * n}", k=k, n=n, w=k * n)
             say(_SAY_ADD, f"{value} + {k * n} = {value + k * n}", v=value, k=k * n, w=value + k * n)
             value += k * n
-        elif what == "times":
-            asks.append(rng.choice(_ASK_TIMES).format(k=k, **words))
-            say(_SAY_TIMES, f"{value} * {k} = {value * k}", v=value, k=k, w=value * k)
-            value *= k
-        elif what == "share":
-            asks.append(rng.choice(_ASK_SHARE).format(k=k, **words))
-            say(_SAY_SHARE, f"{value} / {k} = {value // k}", v=value, k=k, w=value // k)
-            value //= k
         elif what == "goal":
             asks.append(f"{words['P']} wants {k} {words['things']}.")
             say(_SAY_GOAL, f"{k} - {value} = {k - value}", v=value, k=k, w=k - value)
