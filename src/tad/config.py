@@ -13,15 +13,19 @@ import difflib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tad.errors import TadError
 
 BUNDLED = Path(__file__).parent / "recipes"
 _VARIANTS, _VARIANT_NAME = "variants", "{variant}"
+
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Recipe(BaseModel):

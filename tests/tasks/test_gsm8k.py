@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tad.errors import TadError
 from tad.tasks import get_task
 from tad.tasks.numeric import format_number
 
@@ -15,9 +14,10 @@ from tad.tasks.numeric import format_number
 def test_every_reference_is_right_and_every_wrong_answer_is_wrong(
     data_dir: Path, split: str, count: int
 ) -> None:
-    task = get_task("gsm8k", data_dir)
+    task, flexible = get_task("gsm8k", data_dir), get_task("gsm8k", data_dir, extraction="flexible")
     examples = task.examples(split)
     assert len(examples) == count
+    assert all(flexible.grade(example, example.reference).correct for example in examples)
     for example, following in zip(examples, [*examples[1:], examples[0]], strict=True):
         assert task.grade(example, task.reference(example)).correct, example.id
         for answer in (following.answer, example.answer + 1, -example.answer):
@@ -39,14 +39,3 @@ def test_the_published_filter_rejects_what_the_exact_grader_reads(data_dir: Path
     }.items():
         assert exact.grade(example, text).correct, text
         assert flexible.grade(example, text).correct == flexibly, text
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_the_published_filter_accepts_every_reference(data_dir: Path, split: str) -> None:
-    task = get_task("gsm8k", data_dir, extraction="flexible")
-    assert all(task.grade(example, example.reference).correct for example in task.examples(split))
-
-
-def test_an_unknown_extraction_is_an_error() -> None:
-    with pytest.raises(TadError, match="extraction 'loose' should be exact or flexible"):
-        get_task("gsm8k", extraction="loose")

@@ -25,7 +25,11 @@ def test_every_kind_of_answer_is_graded(tmp_path: Path, sandbox: Sandbox) -> Non
         {"question": "Half?", "answer": r"\frac{\sqrt{2}}{2}", "id": "half", "level": 2},
         {"question": "Who?", "answer": "Evelyn Smith", "grader": "text"},
         {"question": "Write f.", "tests": ["assert f(1) == 2", "assert f(2) == 3"]},
-        {"question": "Write g.", "tests": "assert g() == 1", "reference": "def g(): return 1"},
+        {
+            "question": "Write g.",
+            "tests": "def test_g():\n    assert g() == 1\ntest_g()",
+            "reference": "def g(): return 1",
+        },
     )
     task = get_task(name, sandbox=sandbox)
     examples = task.examples()
@@ -81,6 +85,10 @@ def test_a_relative_file_is_looked_up_in_the_data_directory(tmp_path: Path) -> N
             "field 'grader' is 'vibes', it should be number, math",
         ),
         ({"question": "q", "answer": "3", "id": "0"}, "the id '0' occurs twice"),
+        (
+            {"question": "q", "tests": "import math\ndef test_f():\n    assert f() == 1"},
+            "field 'tests' defines",
+        ),
     ],
 )
 def test_a_bad_row_is_reported_with_file_and_line(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
@@ -98,11 +106,3 @@ def test_an_empty_file_and_a_missing_one_are_errors(tmp_path: Path) -> None:
         get_task(f"jsonl:{tmp_path / 'none.jsonl'}").examples()
     with pytest.raises(TadError, match="needs a file: write jsonl:FILE"):
         get_task("jsonl")
-
-
-def test_tests_that_no_program_can_fail_are_refused(tmp_path: Path) -> None:
-    row = {"question": "Write f.", "tests": "import math\ndef test_f():\n    assert f() == 1"}
-    with pytest.raises(TadError, match=r"mine.jsonl:1: field 'tests' defines things and calls none"):
-        get_task(write(tmp_path / "mine.jsonl", row)).examples()
-    row["tests"] += "\ntest_f()"
-    assert get_task(write(tmp_path / "mine.jsonl", row)).examples()

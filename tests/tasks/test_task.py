@@ -22,21 +22,17 @@ def test_every_registered_benchmark_can_be_made() -> None:
         assert task.default_split in task.splits
 
 
-def test_an_unknown_task_is_an_error_that_lists_the_known_ones() -> None:
+def test_unknown_tasks_options_splits_and_templates_are_errors_that_name_the_known_ones() -> None:
     with pytest.raises(TadError, match=r"gsm9k.*gsm8k"):
         get_task("gsm9k")
-
-
-def test_an_unknown_option_is_an_error_that_names_the_tasks_own() -> None:
-    with pytest.raises(TadError, match="task 'gsm8k' has no option 'contained'; it has: extraction"):
+    with pytest.raises(TadError, match=r"'gsm8k'.*'contained'.*extraction"):
         get_task("gsm8k", contained=False)
-
-
-def test_an_unknown_split_or_template_is_an_error() -> None:
+    with pytest.raises(TadError, match=r"'loose'.*exact or flexible"):
+        get_task("gsm8k", extraction="loose")
     task = get_task("gsm8k")
-    with pytest.raises(TadError, match="no split 'dev'; it has: train, test"):
+    with pytest.raises(TadError, match=r"'dev'.*train, test"):
         task.examples("dev")
-    with pytest.raises(TadError, match="no prompt template 'fancy'; it has: tad"):
+    with pytest.raises(TadError, match=r"'fancy'.*tad"):
         task.prompt(None, "fancy")  # type: ignore[arg-type]
 
 
@@ -47,12 +43,9 @@ def test_a_task_can_be_registered_from_outside(monkeypatch: pytest.MonkeyPatch) 
     assert get_task("mine").name == "gsm8k"
 
 
-def test_training_on_prm12k_and_evaluating_on_math_is_refused_with_the_reason() -> None:
-    with pytest.raises(TadError, match="4,500 of the 5,000 MATH test problems"):
+def test_training_on_prm12k_and_evaluating_on_math_is_refused_unless_allowed() -> None:
+    with pytest.raises(TadError, match=r"'prm12k'.*'math'.*4,500 of the 5,000"):
         check_contamination(["gsm8k", "prm12k"], ["math"])
-
-
-def test_contamination_can_be_allowed_and_clean_pairs_pass() -> None:
     check_contamination(["prm12k"], ["math"], allow=True)
     check_contamination(["prm12k"], ["gsm8k"])
     check_contamination(["gsm8k"], ["math"])

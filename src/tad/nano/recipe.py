@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tad.config import Recipe
+from tad.config import Positive, Recipe, Share
 from tad.errors import TadError
 from tad.training.recipe import ObjectiveSection
 
 _OBJECTIVES = ("sft", "next-token", "fast-dllm-v2")
-Positive = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ModelSection(Recipe):

@@ -111,9 +111,8 @@ class TokenStream(IterableDataset):
 
     def __init__(self, recipe: PretrainRecipe, start: dict[str, int] | None = None) -> None:
         self.recipe, self.seed = recipe, recipe.seed
-        self.pool = -(
-            -recipe.data.examples // recipe.data.chunk
-        )  # distinct chunks; then the next epoch begins
+        # Distinct chunks; then the next epoch begins.
+        self.pool = -(-recipe.data.examples // recipe.data.chunk)
         workers = recipe.data.workers
         self.workers = max(1, len(os.sched_getaffinity(0)) - 2) if workers is None else workers
         start = start or {"chunk": 0, "chunk_step": 0, "step": 0}

@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from tad.config import Recipe
-
-Positive = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+from tad.config import Positive, Recipe, Share
 
 
 class ObjectiveSection(Recipe):

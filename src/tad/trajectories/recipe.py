@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tad.config import Recipe
-
-Positive = Annotated[int, Field(gt=0)]
+from tad.config import Positive, Recipe
 
 
 class TaskSection(Recipe):

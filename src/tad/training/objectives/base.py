@@ -246,6 +246,11 @@ def collate(views: Sequence[View], shift: int, fill: int, grid: int | None = Non
         raise ValueError("either every view of a batch has a clean copy or none has")
     size = 1 if grid is None or clean else grid
     prompts = [len(view.prompt) for view in views]
+    if min(prompts) < shift:
+        raise TadError(
+            f"trajectory {views[prompts.index(min(prompts))].row}: its prompt is empty, but the output before the answer "
+            "predicts its first token"
+        )
     student = _pad([view.student_ids for view in views], prompts, fill, size, sizes)
     if clean:
         student = replace(student, clean_start=student.lengths // 2)
@@ -275,30 +280,22 @@ def _pad(
 def _targets(
     name: str, views: Sequence[View], shift: int, student: PaddedIds, teacher: PaddedIds | None
 ) -> TermTargets:
-    columns: dict[str, list[Tensor]] = {"student": [], "teacher": [], "labels": [], "weights": [], "view": []}
-    for index, view in enumerate(views):
-        if name not in view.terms:
-            continue
-        at = view.terms[name].nonzero()[:, 0]
-        starts = {"student": (len(view.prompt), student.ids.shape[1])}
-        if teacher is not None and view.teacher_prompt is not None:
-            starts["teacher"] = (len(view.teacher_prompt), teacher.ids.shape[1])
-        for side, (start, width) in starts.items():
-            if start < shift:
-                raise TadError(
-                    f"trajectory {view.row}: its prompt is empty, but the output before the answer predicts its first token"
-                )
-            columns[side].append(index * width + start + at - shift)
-        columns["labels"].append(view.labels[at])
-        columns["weights"].append(view.terms[name][at].float())
-        columns["view"].append(torch.full_like(at, index))
+    having = [(number, view) for number, view in enumerate(views) if name in view.terms]
+    places = [view.terms[name].nonzero()[:, 0] for _, view in having]
+    row = torch.cat([torch.full_like(at, number) for (number, _), at in zip(having, places, strict=True)])
+
+    def index(padded: PaddedIds) -> Tensor:
+        return row * padded.ids.shape[1] + padded.prompt_len[row] + torch.cat(places) - shift
+
     return TermTargets(
-        torch.cat(columns["student"]),
-        torch.cat(columns["teacher"]) if columns["teacher"] else None,
-        torch.cat(columns["labels"]),
-        torch.cat(columns["weights"]),
-        torch.cat(columns["view"]),
-        len(columns["view"]),
+        student_index=index(student),
+        teacher_index=None if teacher is None else index(teacher),
+        labels=torch.cat([view.labels[at] for (_, view), at in zip(having, places, strict=True)]),
+        weights=torch.cat(
+            [view.terms[name][at] for (_, view), at in zip(having, places, strict=True)]
+        ).float(),
+        view=row,
+        views=len(having),
     )
 
 
