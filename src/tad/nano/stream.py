@@ -31,9 +31,8 @@ from tad.tasks.nano.task import INSTRUCTION
 from tad.tasks.nano.tokenizer import build_tokenizer, special_ids
 from tad.tasks.task import privileged_prompt
 
-Chunk = dict[
-    int, tuple[np.ndarray, np.ndarray]
-]  # width -> (ids uint16 [rows, width], prompt lengths uint16 [rows])
+# width -> (ids uint16 [rows, width], prompt lengths uint16 [rows])
+Chunk = dict[int, tuple[np.ndarray, np.ndarray]]
 _MARK = "MARK"
 
 

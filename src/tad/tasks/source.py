@@ -135,9 +135,8 @@ class Source:
             ]
         except TadError:
             raise
-        except (
-            Exception
-        ) as error:  # the library lets its transport's own errors through, which are of no common kind
+        except Exception as error:
+            # The library lets its transport's own errors through, which are of no common kind.
             cause = " ".join(str(error).split())[:200]
             raise TadError(f"cannot fetch {self.hub_id} from the hub ({cause}); {advice}") from error
 

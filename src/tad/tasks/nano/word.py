@@ -171,9 +171,8 @@ def write(plan: WordPlan, rng: random.Random) -> Problem:
     asks = [f"{name} has {plan.start} {words['things']}."]
     says: list[str] = []
     sums: list[str] = []
-    if (
-        plan.level < 5
-    ):  # the longest stories do without an opening and take the shorter forms, which come first
+    # The longest stories do without an opening and take the shorter forms, which come first.
+    if plan.level < 5:
         says.append(rng.choice(_BEGIN).format(v=plan.start, **words))
 
     def say(forms: tuple[str, ...], equation: str, **numbers: int | str) -> None:

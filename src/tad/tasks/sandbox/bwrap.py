@@ -28,11 +28,8 @@ from tad.tasks.task import Progress
 
 NOBODY = 65534
 SYSTEM_PATH = "/usr/bin:/bin:/usr/local/bin"
-DEVICES = (
-    "/dev/null",
-    "/dev/urandom",
-    "/dev/random",
-)  # not /dev/zero: mapped, it is memory that no limit counts
+# Not /dev/zero: mapped, it is memory that no limit counts.
+DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 ZONES = "/usr/share/zoneinfo"
 INSIDE = "tad.tasks.sandbox.inside"
 # In the order in which they need each other.
@@ -226,8 +223,8 @@ def _contained_command(bwrap: str, scratch: int, paths: tuple[str, ...]) -> list
     command += ["--size", str(scratch), "--tmpfs", "/tmp"]
     # Semaphores and shared memory of `multiprocessing`.
     command += ["--size", str(scratch), "--perms", "1777", "--tmpfs", "/dev/shm"]
-    for mount in tree.mounts:
-        command += ["--ro-bind", str(mount.source), str(mount.target)]
+    for source, target in tree.mounts:
+        command += ["--ro-bind", str(source), str(target)]
     for path in tree.hidden:
         command += ["--tmpfs", str(path), "--remount-ro", str(path)]
     for packages in paths:

@@ -36,19 +36,13 @@ _LEFT_OUT = (
 
 
 @dataclass(frozen=True)
-class Mount:
-    """`source` on the machine appears as `target` in the sandbox."""
-
-    source: Path
-    target: Path
-
-
-@dataclass(frozen=True)
 class Tree:
+    """`mounts` are (source on the machine, target in the sandbox); `hidden` are directories inside them that are covered by
+    an empty one."""
+
     python: Path
-    mounts: tuple[Mount, ...]
+    mounts: tuple[tuple[Path, Path], ...]
     hidden: tuple[Path, ...]
-    """Directories inside the mounts that are covered by an empty one."""
 
 
 @cache
@@ -60,7 +54,7 @@ def interpreter_tree(unprivileged: bool) -> Tree:
     paths = [python, library, *(_mountable(path) for path in shared)]
     own = [path for path in dict.fromkeys(paths) if unprivileged and not _is_public(path)]
     staged = _stage(own) if own else {}
-    mounts = tuple(Mount(staged.get(path, path), path) for path in dict.fromkeys(paths))
+    mounts = tuple((staged.get(path, path), path) for path in dict.fromkeys(paths))
     hidden = tuple(path for name in _LEFT_OUT[:2] if (path := library / name).is_dir())
     return Tree(python, mounts, hidden if library not in staged else ())
 

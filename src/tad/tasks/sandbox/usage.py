@@ -160,9 +160,8 @@ def _can_hold(place: Path) -> bool:
         trial = Cgroup(place, None, None)
     except OSError:
         return False
-    child = os.posix_spawn(
-        "/bin/true", ["true"], {}
-    )  # a zombie until it is waited for, and a zombie can be moved
+    # A zombie until it is waited for, and a zombie can be moved.
+    child = os.posix_spawn("/bin/true", ["true"], {})
     try:
         trial.add(child)
     except OSError:

@@ -57,9 +57,8 @@ class BlockDiffusion(TextObjective):
         assert self.block is not None
         start, tokens = len(row.plain_ids), row.tokens
         real = int(torch.where(row.filler, 0, torch.arange(len(tokens)) + 1).max())  # answer without filler
-        if (
-            self.filler is not True
-        ):  # nothing before a block depends on it: leave out the blocks of filler alone
+        if self.filler is not True:
+            # Nothing before a block depends on it: the blocks of filler alone are left out.
             tokens = tokens[: -(-(start + max(real, 1)) // self.block) * self.block - start]
         counted = torch.arange(len(tokens)) < (len(tokens) if self.filler else real)
         masked, weights = self.noise(start + torch.arange(len(tokens)), rng)

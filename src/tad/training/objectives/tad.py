@@ -171,9 +171,8 @@ class Tad(Objective):
                 weight_by_view = weight_by_view.index_add(0, targets.view, weights)
         if self.reduction == "sum":
             return share(by_view.sum(), totals["views"])
-        if (
-            self.partition == "adaptive"
-        ):  # how many are near is the base model's word, so it is counted by view
+        if self.partition == "adaptive":
+            # How many are near is the base model's word, so it is counted by view.
             return share((by_view / weight_by_view.clamp(min=1)).sum(), totals["views"])
         return share(by_view.sum(), totals[term])
 

@@ -275,6 +275,5 @@ for _name in (
     setattr(Proxy, f"__{_name}__", _apply(_name))
 for _name in ("fspath", "aiter", "getitem", "setitem", "delitem", "enter"):
     setattr(Proxy, f"__{_name}__", _apply(_name))
-AwaitableProxy.__iter__ = lambda self: self  # type: ignore[method-assign]
 
 KINDS: dict[str, type] = {"o": Proxy, "b": Proxy, "f": CallableProxy, "c": ClassProxy, "a": AwaitableProxy}

@@ -121,9 +121,8 @@ def main(job_pipe: int, report_pipe: int) -> None:
         close_others(theirs)
         serve_program(theirs)
     close_others(ours, job_pipe, report_pipe)
-    _signal.signal(
-        _signal.SIGINT, _signal.SIG_DFL
-    )  # a signal of the program's ends the tests, and raises nothing
+    # A signal of the program's ends the tests, and raises nothing.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     job = read_part(job_pipe)
     try:
         failure = run_trial(Peer(ours, trusted=True), job["program"], job["tests"], job["as_module"])
