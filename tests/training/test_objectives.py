@@ -598,16 +598,14 @@ def test_a_batch_moves_as_a_whole() -> None:
 
 
 def test_an_empty_prompt_is_refused_where_the_output_before_it_is_needed() -> None:
-    none = torch.zeros(0, dtype=torch.long)
-    row = TrajectoryArrays("bare", none, none, torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]), 3)
-    for family, works in (("llada", True), ("dream", False)):
-        objective = objective_of("sft", family)
-        views = objective.views(row, None, np.random.default_rng(0))
-        if works:
-            objective.collate(views)
-        else:
-            with pytest.raises(TadError, match="trajectory bare"):
-                objective.collate(views)
+    """Of the student, or of the teacher alone."""
+    none, some, text = torch.zeros(0, dtype=torch.long), torch.tensor([4, 5]), torch.tensor([1, 2, 3])
+    for plain in (none, some):
+        row = TrajectoryArrays("bare", plain, none, text, text, 3)
+        views = objective_of("tad", "llada").views(row, 1, None)
+        objective_of("tad", "llada").collate(views)
+        with pytest.raises(TadError, match="trajectory bare"):
+            objective_of("tad", "dream").collate(views)
 
 
 # --- by name

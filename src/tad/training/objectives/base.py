@@ -245,12 +245,12 @@ def collate(views: Sequence[View], shift: int, fill: int, grid: int | None = Non
     if clean and not all(view.clean for view in views):
         raise ValueError("either every view of a batch has a clean copy or none has")
     size = 1 if grid is None or clean else grid
+    for view in views:
+        if any(len(prompt) < shift for prompt in (view.prompt, view.teacher_prompt) if prompt is not None):
+            raise TadError(
+                f"trajectory {view.row}: its prompt is empty, but the output before the answer predicts its first token"
+            )
     prompts = [len(view.prompt) for view in views]
-    if min(prompts) < shift:
-        raise TadError(
-            f"trajectory {views[prompts.index(min(prompts))].row}: its prompt is empty, but the output before the answer "
-            "predicts its first token"
-        )
     student = _pad([view.student_ids for view in views], prompts, fill, size, sizes)
     if clean:
         student = replace(student, clean_start=student.lengths // 2)
