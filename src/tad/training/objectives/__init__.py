@@ -77,7 +77,10 @@ def get_objective(
         given = {"block": layout.size, **given}
     if kind is NextToken and (layout is None or layout.size != 1):
         raise TadError(f"objective '{name}' needs token-causal attention: a model whose block size is 1")
-    _check_block_causal(given.get("block_causal"), layout)
+    if layout is not None and given.get("block_causal") is not None:
+        raise TadError(
+            f"objective.block_causal: this model is block-causal by itself, in blocks of {layout.size}; leave it out"
+        )
     found = family if isinstance(family, Family) else family_named(family)
     given = {key: _checked(kind, key, value) for key, value in given.items()}
     return kind(
@@ -86,17 +89,6 @@ def get_objective(
         grid=None if layout is None else int(layout.size),
         **{**kind.published.get(found.name, {}), **given},
     )
-
-
-def _check_block_causal(size: Any, layout: BlockLayout | None) -> None:
-    if size is None:
-        return
-    if layout is not None:
-        raise TadError(
-            f"objective.block_causal: this model is block-causal by itself, in blocks of {layout.size}; leave it out"
-        )
-    if isinstance(size, int) and size < 1:
-        raise TadError(f"objective.block_causal is a length of at least 1, not {size}")
 
 
 def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +109,7 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 def _checked(kind: type[Objective], key: str, value: Any) -> Any:
     """The value as the setting's type; a list becomes a tuple."""
     try:
-        return TypeAdapter(get_type_hints(kind)[key]).validate_python(value)
+        return TypeAdapter(get_type_hints(kind, include_extras=True)[key]).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise TadError(f"objective.{key.removesuffix('_')}: {message} (got {value!r})") from None

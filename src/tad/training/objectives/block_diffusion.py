@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tad.config import Positive
 from tad.errors import TadError
 from tad.training.objectives.base import Batch, TextObjective, View, mask_ratio
 from tad.training.states import TrajectoryArrays
@@ -29,7 +30,7 @@ _TRIES = 10
 class BlockDiffusion(TextObjective):
     """What the three share."""
 
-    block: int | None = None
+    block: Positive | None = None
     """The block size, on a grid that starts with the prompt; by default the model's own."""
     filler: bool | Literal["block"] = "block"
     """Whether the end filler behind the answer counts; `block`: that of the answer's last block. What does not count is a mask."""
@@ -39,8 +40,6 @@ class BlockDiffusion(TextObjective):
             raise TadError(
                 f"objective '{self.name}': the model's attention is not block-causal; set objective.block"
             )
-        if self.block < 1:
-            raise TadError(f"objective.block is a length of at least 1, not {self.block}")
 
     @abstractmethod
     def noise(self, positions: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

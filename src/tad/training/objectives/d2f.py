@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tad.config import Positive
 from tad.errors import TadError
 from tad.training.objectives.base import Batch, LossOutput, Objective, View, share, stats_of
 from tad.training.objectives.module import ModelOutputs
@@ -28,7 +29,7 @@ class D2F(Objective):
 
     name: ClassVar[str] = "d2f"
 
-    block: int = 16
+    block: Positive = 16
     least: float = 0.2
     most: float = 0.7
     soft: bool = True
@@ -37,8 +38,6 @@ class D2F(Objective):
     """Whether the end filler after the answer counts, as it does as published."""
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise TadError(f"objective.block is a length of at least 1, not {self.block}")
         if not 0 < self.least <= self.most <= 1:
             raise TadError("objective.least and objective.most: 0 < least <= most <= 1")
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from tad.errors import TadError
+from tad.config import Positive
 from tad.training.objectives.dparallel import CertaintyForcing, draw_window
 from tad.training.states import TrajectoryArrays
 from tad.trajectories.partition import masked
@@ -31,19 +32,12 @@ class D3LLM(CertaintyForcing):
     }
 
     complement_entropy: bool = False
-    divide_by: float = 4.0
+    divide_by: PositiveFloat = 4.0
     hard_average: Literal["view", "token"] = "token"
-    windows: tuple[int, ...] = (16, 16, 24, 24, 32, 32)
+    windows: Annotated[tuple[Positive, ...], Field(min_length=1)] = (16, 16, 24, 24, 32, 32)
     """Window lengths at equal parts of the run (the published ones: at its epochs), linear in between."""
-    most: float = 0.8
+    most: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The largest share of the window that is masked."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.windows or min(self.windows) < 1:
-            raise TadError(f"objective.windows: lengths of at least 1, not {self.windows}")
-        if not 0 < self.most <= 1:
-            raise TadError(f"objective.most is a share above 0 and up to 1, not {self.most}")
 
     def window(self, progress: float) -> int:
         """The window's length at a point of the run: from each entry towards the next; the last one stays."""

@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 
-from tad.errors import TadError
+from tad.config import Positive, Share
 from tad.training.objectives.base import (
     Batch,
     LossOutput,
@@ -41,25 +42,21 @@ class CertaintyForcing(Objective):
 
     entropy_weight: float = 2.0
     """The weight of the entropies."""
-    temperature: float = 0.5
+    temperature: PositiveFloat = 0.5
     """Of the entropies."""
     complement: bool = True
     """Whether the complement is seen too."""
     complement_entropy: bool = True
     """Whether the complement has an entropy term."""
-    divide_by: float = 1.0
+    divide_by: PositiveFloat = 1.0
     hard_average: Literal["view", "token"] = "view"
     """Cross-entropies: the mean of each view's own mean, or of all tokens of the global batch."""
     entropy_average: Literal["view", "batch"] = "view"
     """Entropies: of each view, or of the right tokens of a micro-batch together, which depends on how a batch is split."""
     filler: bool = True
     """Whether the end filler after the answer counts, as it does as published."""
-    block_causal: int | None = None
+    block_causal: Positive | None = None
     """Block size of a block-causal student, behind the prompt; by default it has the model's own attention."""
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0 or self.divide_by <= 0:
-            raise TadError("objective.temperature and objective.divide_by should be above 0")
 
     @abstractmethod
     def pattern(
@@ -134,9 +131,9 @@ class DParallel(CertaintyForcing):
         "dream": {"block": "all", "entropy_weight": 1.0},
     }
 
-    block: int | Literal["all"] = 32
+    block: Positive | Literal["all"] = 32
     """Length of the window; the last one runs to the end of the answer."""
-    ratio: float = 0.5
+    ratio: Share = 0.5
     """Share of the window that is masked."""
 
     def pattern(

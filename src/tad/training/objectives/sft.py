@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tad.config import Positive, Share
 from tad.training.objectives.base import LEAST_RATIO, Batch, TextObjective, View, mask_ratio
 from tad.training.states import TrajectoryArrays
 
@@ -30,10 +31,10 @@ class Sft(TextObjective):
     """The default is the published loss, whose rare large weights drown the gradient of small batches; more tames them."""
     filler: bool = True
     """Whether the end filler after the answer counts. It is masked like the rest either way."""
-    block_states: float = 0.0
+    block_states: Share = 0.0
     """Share of rows masked as decoding leaves them: blocks before a random one whole, only masks after it."""
-    block: int = 32
-    block_causal: int | None = None
+    block: Positive = 32
+    block_causal: Positive | None = None
     """Block size of a block-causal student, behind the prompt; by default it has the model's own attention."""
 
     def views(

@@ -18,8 +18,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 
+from tad.config import Positive, Share
 from tad.errors import TadError
 from tad.training.losses import RowLosses
 from tad.training.objectives.base import (
@@ -48,9 +50,9 @@ class Tad(Objective):
     uses_steps: ClassVar[bool] = True
     published: ClassVar[Mapping[str, Mapping[str, object]]] = {"llada": {"window": 8}, "dream": {"window": 6}}
 
-    window: int | Literal["all"] = 8
+    window: Positive | Literal["all"] = 8
     lambda_: float = 1.0
-    tau: float = 1.0
+    tau: PositiveFloat = 1.0
     reduction: Literal["mean", "sum"] = "mean"
     """mean: each term over its own tokens, as released. sum: over tokens, averaged over states, as the equations say."""
     filler: bool = True
@@ -59,25 +61,19 @@ class Tad(Objective):
     near: Kind = "ce"
     distant: Kind = "kl"
     partition: Literal["fixed", "adaptive", "smooth"] = "fixed"
-    floor: float = 0.5
+    floor: Share = 0.5
     """adaptive: least confidence of the base model in a near token."""
     curve: Literal["logistic", "exponential"] = "logistic"
     """smooth: the weight of the near loss, d steps before the reveal: a logistic step at the window, or e^(-(d-1)/window)."""
-    softness: float = 2.0
+    softness: PositiveFloat = 2.0
     """smooth, logistic: steps over which the weight falls; towards 0 it becomes the fixed partition."""
-    block_causal: int | None = None
+    block_causal: Positive | None = None
     """Block size of a block-causal student, behind the prompt; by default it has the model's own attention, as the teacher
     has in any case."""
 
     def __post_init__(self) -> None:
-        if self.window != "all" and (not isinstance(self.window, int) or self.window < 1):
-            raise TadError(f"objective.window is a whole number of at least 1, or 'all', not {self.window!r}")
-        if self.tau <= 0 or self.softness <= 0:
-            raise TadError("objective.tau and objective.softness should be above 0")
         if self.partition == "smooth" and self.window == "all":
             raise TadError("objective.partition: smooth needs a window that is a number")
-        if not 0 <= self.floor <= 1:
-            raise TadError(f"objective.floor is a probability, not {self.floor}")
 
     @property
     def needs_teacher(self) -> bool:
