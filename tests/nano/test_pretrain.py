@@ -92,6 +92,7 @@ def test_the_loss_falls(run: Path) -> None:
     assert found[12] < 0.9 * found[2]
 
 
+@pytest.mark.slow  # what saves is the trainer of distillation, which is killed in the fast tier
 def test_a_run_killed_while_saving_leaves_the_previous_checkpoint_usable(run: Path, tmp_path: Path) -> None:
     script = f"""
 import os, signal

@@ -105,7 +105,7 @@ def test_without_bubblewrap_it_refuses_and_says_what_to_do(monkeypatch: pytest.M
     [
         ("echo 'bwrap: No permissions to create new namespace' >&2\nexit 1", "No permissions"),
         # It drops everything up to the interpreter and runs that: the first check must notice.
-        ('while [ "$1" != "--" ]; do shift; done\nshift\nexec "$@"', "sandbox"),
+        ('while [ "$1" != "--" ]; do shift; done\nshift\nexec "$@"', "does not work here"),
     ],
     ids=["not permitted", "containing nothing"],
 )
@@ -123,7 +123,7 @@ def test_a_bubblewrap_that_does_not_contain_is_refused(
     request.addfinalizer(lambda: tmp_path.parent.parent.chmod(0o700))
     monkeypatch.setattr(bwrap.shutil, "which", lambda *_arguments, **_options: str(fake))
     monkeypatch.setattr(bwrap.os, "getuid", lambda: 1)
-    with pytest.raises(TadError, match=f"does not work here .*{named}.*--unsafe-no-sandbox"):
+    with pytest.raises(TadError, match=f"{named}.*--unsafe-no-sandbox"):
         Sandbox().run("x = 1")
 
 
