@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from machine import (
     save_json,
     synchronise,
     time_behind,
+    write_markdown,
 )
 from tad.decoding import GraphEngine, Request, Step, decode, get_decoder
 from tad.decoding.cache_policy import ActiveCache
@@ -248,21 +249,19 @@ def measure_exact(bench: Bench) -> Row:
 
 def measure_step(bench: Bench) -> Row:
     """A cached step of one row."""
-    found = {str(new): bench.time_step(1, new) for new in bench.new_positions()}
-    return {**max(found.values(), key=lambda one: one["ms"]), "by_new_positions": found}
+    return {f"{new} new positions": bench.time_step(1, new) for new in bench.new_positions()}
 
 
 def measure_cached(bench: Bench) -> Row:
     """Whole decodes with the cache, as the decoder is and with what would compute less, at two rates; the plain forward."""
     decoder = bench.decoder("tad-cached")
-    found = {
+    return {
         "tad-cached": bench.time_decode(1, decoder, TPF),
         "tad-cached at 4": bench.time_decode(1, decoder, 4.0),
         "refresh 16": bench.time_decode(1, bench.decoder("tad-cached", refresh=16), TPF),
         "delay 0, refresh 16": bench.time_decode(1, replace(decoder, cache=ActiveCache(0, 16)), TPF),
         "plain": bench.time_decode(1, decoder, TPF, engine="plain"),
     }
-    return {**found["tad-cached"], "plain_ms": found["plain"]["ms_per_forward"], "ways": found}
 
 
 @torch.inference_mode()
@@ -286,26 +285,20 @@ def measure_batch(bench: Bench, count: int) -> Row:
     alone, step = bench.time_step(1, new), bench.time_step(count, new)
     decoder = bench.decoder("tad-cached")
     ways = {"tad-cached": decoder, "delay 0, refresh 16": replace(decoder, cache=ActiveCache(0, 16))}
-    whole = {name: bench.time_decode(count, way, TPF) for name, way in ways.items()}
-    ones = {name: bench.time_decode(1, way, TPF) for name, way in ways.items()}
-    over = {name: whole[name]["tokens_per_s"] / ones[name]["tokens_per_s"] for name in ways}
-    return {
-        **whole["tad-cached"],
-        "step": step,
-        "step_tokens_over_one_row": count * alone["ms"] / step["ms"],
-        "tokens_over_one_row": over,
-        "ways": whole,
-    }
+    found = {"step": {**step, "tokens_over_one_row": count * alone["ms"] / step["ms"]}}
+    for name, way in ways.items():
+        one, whole = bench.time_decode(1, way, TPF), bench.time_decode(count, way, TPF)
+        found[name] = {**whole, "tokens_over_one_row": whole["tokens_per_s"] / one["tokens_per_s"]}
+    return found
 
 
 def measure_small_weights(bench: Bench, kind: Kind) -> Row:
     """A cached step with the projections in fp8 or int8."""
     lm, engine = bench.quantized(kind)
     share = bench.small_share(kind)
-    steps = {str(new): bench.time_step(1, new, engine, share) for new in bench.new_positions()}
+    steps = {f"{new} new positions": bench.time_step(1, new, engine, share) for new in bench.new_positions()}
     whole = bench.time_decode(1, bench.decoder("tad-cached"), TPF, engine, lm)
-    worst = max(steps.values(), key=lambda one: one["ms"])
-    return {**worst, "by_new_positions": steps, "decode": whole, "bytes_of_bf16": share}
+    return {**steps, "tad-cached": whole, "bytes_of_bf16": share}
 
 
 def measure_own_kernels(bench: Bench) -> Row:
@@ -324,7 +317,7 @@ def measure_own_kernels(bench: Bench) -> Row:
         engine = bench.make_engine(lm, *flags)
         for new in bench.new_positions():
             found[f"{label}, {new} new"] = attempt(lambda n=new, e=engine: bench.time_step(1, n, e)["ms"])
-    return {"ms_by_way": found}
+    return found
 
 
 def attempt(measure: Callable[[], float]) -> float | str:
@@ -342,7 +335,7 @@ def measure_others(bench: Bench) -> Row:
         ours = bench.time_decode(1, bench.decoder(name), TPF)
         plain = bench.time_decode(1, bench.decoder(name), TPF, engine="plain")
         found[name] = {**ours, "plain_ms": plain["ms_per_forward"]}
-    return {"ways": found}
+    return found
 
 
 def measure_memory(bench: Bench) -> Row:
@@ -392,18 +385,16 @@ def measure_lengths(bench: Bench) -> Row:
 def measure_block_step(bench: Bench) -> Row:
     """One block against the stored ones, of one row and of several."""
     new = bench.new_positions()[0]
-    found = {str(count): bench.time_step(count, new) for count in bench.row_counts()}
-    return {**found["1"], "by_rows": found}
+    return {f"rows {count}": bench.time_step(count, new) for count in bench.row_counts()}
 
 
 def measure_block_decode(bench: Bench, **settings: Any) -> Row:
     """Whole decodes by the family's own decoder, of one row and of several, and by the plain forward."""
     decoder = bench.decoder(bench.lm.family.name, **settings)
-    rows = {str(count): bench.time_decode(count, decoder, TPF) for count in bench.row_counts()}
-    plain = bench.time_decode(1, decoder, TPF, engine="plain")
-    one = rows["1"]
-    over = {count: row["tokens_per_s"] / one["tokens_per_s"] for count, row in rows.items()}
-    return {**one, "plain_ms": plain["ms_per_forward"], "tokens_over_one_row": over, "by_rows": rows}
+    rows = {f"rows {count}": bench.time_decode(count, decoder, TPF) for count in bench.row_counts()}
+    for row in rows.values():
+        row["tokens_over_one_row"] = row["tokens_per_s"] / rows["rows 1"]["tokens_per_s"]
+    return {**rows, "plain": bench.time_decode(1, decoder, TPF, engine="plain")}
 
 
 # For models whose blocks are their own. SDAR's are of 4 as released, Fast-dLLM v2's of 32 in sub-blocks of 8.
@@ -499,117 +490,24 @@ def run(options: argparse.Namespace, device: torch.device, rows: dict[str, Calla
     return 0
 
 
-GOALS_FOR = ("llada-8b", "fast-dllm-v2-7b", "sdar-8b")
-# What each row shows: measure, where its number is, the goal, and whether more is better.
-GOALS: list[tuple[str, str, str, float | None, bool]] = [
-    ("exact decode, 1 row, ms per forward", "exact", "ms_per_forward", 11.0, False),
-    ("the plain forward, the same", "exact", "plain_ms", None, False),
-    ("exact decode, part of the floor", "exact", "of_floor", None, True),
-    ("cached step, 1 row, {small} new positions, ms", "step", "by_new_positions/{small}/ms", 5.0, False),
-    ("cached step, 1 row, {large} new positions, ms", "step", "by_new_positions/{large}/ms", 5.0, False),
-    (
-        "cached step with the host, {large} new positions, ms",
-        "step",
-        "by_new_positions/{large}/ms_with_host",
-        None,
-        False,
-    ),
-    ("cached step, part of the floor", "step", "of_floor", None, True),
-    ("whole tad-cached decode, forwards/s", "cached", "forwards_per_s", 180.0, True),
-    ("tokens computed per forward in it", "cached", "computed_per_forward", None, False),
-    ("tokens/s in it at assumed TPF {tpf}", "cached", "tokens_per_s", None, True),
-    ("forwards/s at assumed TPF 4", "cached", "ways/tad-cached at 4/forwards_per_s", None, True),
-    ("forwards/s, refresh 16", "cached", "ways/refresh 16/forwards_per_s", None, True),
-    ("forwards/s, delay 0, refresh 16", "cached", "ways/delay 0, refresh 16/forwards_per_s", 180.0, True),
-    ("the plain forward's whole tad-cached decode, ms per forward", "cached", "plain_ms", None, False),
-    ("8 rows, tokens/s over 1 row, cached step", "batch-8", "step_tokens_over_one_row", 4.0, True),
-    ("8 rows, tokens/s over 1 row, tad-cached", "batch-8", "tokens_over_one_row/tad-cached", 4.0, True),
-    (
-        "8 rows, the same, delay 0, refresh 16",
-        "batch-8",
-        "tokens_over_one_row/delay 0, refresh 16",
-        4.0,
-        True,
-    ),
-    ("8 rows, tokens/s at assumed TPF {tpf}", "batch-8", "tokens_per_s", None, True),
-    ("32 rows, tokens/s at assumed TPF {tpf}", "batch-32", "tokens_per_s", None, True),
-    ("32 rows, part of the floor, tad-cached", "batch-32", "of_floor", 0.5, True),
-    ("32 rows, part of the floor, cached step", "batch-32", "step/of_floor", 0.5, True),
-    ("FP8 cached step, 1 row, {small} new positions, ms", "fp8", "by_new_positions/{small}/ms", 3.5, False),
-    ("FP8 cached step, 1 row, {large} new positions, ms", "fp8", "by_new_positions/{large}/ms", 3.5, False),
-    ("one block of {small}, 1 row, ms", "block-step", "by_rows/1/ms", 4.9, False),
-    ("one block of {small}, part of the floor", "block-step", "of_floor", None, True),
-    *(
-        (f"{rows} rows, blocks of {{small}}, a step, ms", "block-step", f"by_rows/{rows}/ms", None, False)
-        for rows in (8, 32)
-    ),
-    *(
-        (f"{row}: {words}", row, path, goal, more)
-        for row in ("block-32", "as-released", "sub-block-cache")
-        for words, path, goal, more in (
-            ("forwards/s, 1 row", "forwards_per_s", 190.0, True),
-            ("the plain forward, ms per forward", "plain_ms", None, False),
-            ("tokens computed per forward", "computed_per_forward", None, False),
-            ("tokens/s, 1 row", "tokens_per_s", None, True),
-            ("TPF reached", "tpf_reached", None, True),
-            ("8 rows, tokens/s over 1 row", "tokens_over_one_row/8", 4.0, True),
-            ("32 rows, tokens/s over 1 row", "tokens_over_one_row/32", 12.0, True),
-        )
-    ),
-    ("memory beside weights and buffers, 1 row, GB", "memory", "overhead_gb", 1.5, False),
-    ("growth over 180 generations, GB", "memory", "growth_gb", 0.01, False),
-    ("graphs for 50 prompt lengths", "lengths", "graphs", None, False),
-    ("first call of an exact decode, s", "exact", "first_call_s", None, False),
-]
-
-
 def as_markdown(results: Row) -> str:
-    """The goals and what came out; then ways as they were found."""
-    rows, tiny = results["rows"], "tiny" in results["shape"]
-    words = {"small": 8 if tiny else 32, "large": 16 if tiny else 64, "tpf": TPF}
-    ceilings = results.get("ceilings", {})
-    lines = [
-        f"{results['shape']}, {describe(results)}",
-        ", ".join(f"{key} {value:.3g}" for key, value in ceilings.items()),
-        "",
-        "| measure | result | goal | met |",
-        "|---|---|---|---|",
-    ]
-    for measure, name, path, goal, more in GOALS:
-        found = rows.get(name)
-        if found is None:
-            continue
-        value: Any = found
-        for part in path.format(**words).split("/"):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is None and "error" not in found:
-            continue
-        if value is None:
-            value = found["error"]
-        cells = [measure.format(**words), f"{value:.4g}" if isinstance(value, (int, float)) else str(value)]
-        if goal is None or results["shape"] not in GOALS_FOR:
-            cells += ["", ""]
-        else:
-            met = isinstance(value, (int, float)) and (value >= goal if more else value <= goal)
-            cells += [f"{'>=' if more else '<='} {goal:g}", "yes" if met else "no"]
-        lines.append("| " + " | ".join(cells) + " |")
-    for name, found in rows.items():
-        if "ms_by_way" in found:
-            parts = ", ".join(f"{key} {_cell(value)}" for key, value in found["ms_by_way"].items())
-            lines += ["", f"{name}, ms by way: {parts}"]
-        if name == "others" and "ways" in found:
-            parts = "; ".join(
-                f"{key} {value['ms_per_forward']:.3g} ms per forward (plain {value['plain_ms']:.3g})"
-                for key, value in found["ways"].items()
-            )
-            lines += ["", parts]
-        if "error" in found:
-            lines += ["", f"{name}: {found['error']}"]
-    return "\n".join(lines)
+    """A line for every set of numbers, under the names they have in the JSON."""
+    ceilings = ", ".join(f"{key} {value:.3g}" for key, value in results["ceilings"].items())
+    head = f"{results['shape']}, at assumed TPF {TPF}, {describe(results)}; {ceilings}"
+    lines = [line for name, found in results["rows"].items() for line in list_numbers(name, found)]
+    return write_markdown(head, ("row", "numbers"), lines)
+
+
+def list_numbers(name: str, found: Row) -> Iterator[tuple[str, str]]:
+    numbers = [f"{key} {_cell(value)}" for key, value in found.items() if not isinstance(value, (dict, list))]
+    yield name, ", ".join(numbers)
+    for key, value in found.items():
+        if isinstance(value, dict):
+            yield from list_numbers(f"{name}: {key}", value)
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, (int, float)) else str(value)
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
 
 
 if __name__ == "__main__":
