@@ -56,7 +56,6 @@ from tad.models.shapes import SHAPES, forward_cost, shape_config
 
 PROMPT, LENGTH = 128, 256
 TPF = 8.5
-FLAGS = ("unfused", "compiled", "uncompiled", "library")  # of an engine
 Row = dict[str, Any]
 
 
@@ -72,16 +71,14 @@ class Bench:
         self._quantized: dict[Kind, tuple[LM, GraphEngine]] = {}
         self.copy_rate = measure_copy_rate(device)
         self.matmul_rate = measure_product_rate(device, self.dtype)
-        self.flags = tuple(filter(None, options.engine_options.split(",")))
-        self.engine = self.make_engine(self.lm, *self.flags)
+        self.engine = self.make_engine(self.lm)
 
-    def make_engine(self, lm: LM, *flags: str) -> GraphEngine:
-        unknown = set(flags) - set(FLAGS)
-        if unknown:
-            raise SystemExit(f"no engine option {', '.join(unknown)}; there are {', '.join(FLAGS)}")
-        compiled = "compiled" in flags or (self.cuda and "uncompiled" not in flags)
-        engine = GraphEngine(lm.model, compiled, kernels=False if "library" in flags else None)
-        engine.fused = engine.fused and "unfused" not in flags
+    def make_engine(
+        self, lm: LM, compiled: bool = True, fused: bool = True, kernels: bool | None = None
+    ) -> GraphEngine:
+        """The engine as it is used on CUDA, or without something of it."""
+        engine = GraphEngine(lm.model, compiled and self.cuda, kernels=kernels)
+        engine.fused = engine.fused and fused
         return engine
 
     def quantized(self, kind: Kind) -> tuple[LM, GraphEngine]:
@@ -89,7 +86,7 @@ class Bench:
         if kind not in self._quantized:
             lm = random_lm(self.options.shape, self.device, self.options.tiny)
             quantize(lm.model, kind)
-            self._quantized[kind] = lm, self.make_engine(lm, *self.flags)
+            self._quantized[kind] = lm, self.make_engine(lm)
         return self._quantized[kind]
 
     def small_share(self, kind: Kind) -> float:
@@ -305,16 +302,16 @@ def measure_own_kernels(bench: Bench) -> Row:
     """The cached step as it is, and without each thing of our own; bf16 and fp8 weights."""
     found: Row = {}
     small = bench.quantized("fp8")[0]
-    ways = (
-        ("bf16", bench.lm, ()),
-        ("bf16, not compiled", bench.lm, ("uncompiled",)),
-        ("bf16, decisions not compiled", bench.lm, ("unfused",)),
-        ("bf16, the library's kernels", bench.lm, ("library",)),
-        ("fp8", small, ()),
-        ("fp8, the library's kernels", small, ("library",)),
+    ways: tuple[tuple[str, LM, dict[str, bool]], ...] = (
+        ("bf16", bench.lm, {}),
+        ("bf16, not compiled", bench.lm, {"compiled": False}),
+        ("bf16, decisions not compiled", bench.lm, {"fused": False}),
+        ("bf16, the library's kernels", bench.lm, {"kernels": False}),
+        ("fp8", small, {}),
+        ("fp8, the library's kernels", small, {"kernels": False}),
     )
-    for label, lm, flags in ways:
-        engine = bench.make_engine(lm, *flags)
+    for label, lm, settings in ways:
+        engine = bench.make_engine(lm, **settings)
         for new in bench.new_positions():
             found[f"{label}, {new} new"] = attempt(lambda n=new, e=engine: bench.time_step(1, n, e)["ms"])
     return found
@@ -434,9 +431,6 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after this")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of a whole decode")
-    parser.add_argument(
-        "--engine-options", default="", help=f"of {', '.join(FLAGS)}: for the engine of all rows"
-    )
     parser.add_argument("--out", type=Path, help="the folder for decode.json and decode.md")
     parser.add_argument(
         "--layers", type=int, help="fewer layers than the shape has: to try a row, or to compile ahead"

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=["llada-8b", "dream-7b"])
 def bench(request: pytest.FixtureRequest) -> Iterator[bench_decode.Bench]:
     with machine.ASSUMED_TPF.at(CPU, bench_decode.TPF):
-        yield bench_decode.Bench(CPU, Namespace(tiny=True, shape=request.param, engine_options="", repeats=1))
+        yield bench_decode.Bench(CPU, Namespace(tiny=True, shape=request.param, repeats=1))
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, Any], str]:
@@ -75,7 +75,7 @@ def test_no_row_is_begun_when_the_time_is_over(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("shape", ["llada-8b", "dream-7b", "fast-dllm-v2-7b", "sdar-8b"])
 def test_a_staged_step_computes_what_it_says_and_can_be_repeated(shape: str, count: int) -> None:
     with machine.ASSUMED_TPF.at(CPU, bench_decode.TPF), torch.inference_mode():
-        bench = bench_decode.Bench(CPU, Namespace(tiny=True, shape=shape, engine_options="", repeats=1))
+        bench = bench_decode.Bench(CPU, Namespace(tiny=True, shape=shape, repeats=1))
         staged = bench.stage(bench.engine, count, 16)
         staged.reset()
         for _ in range(12):  # more than are timed without starting anew
