@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tad.models import LM, Family, load
 from tiny_lm import write_checkpoint
 

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from lm_eval_setup import NEEDS_HARNESS, tiny_lm
 
 lm_eval = pytest.importorskip("lm_eval", reason=NEEDS_HARNESS)

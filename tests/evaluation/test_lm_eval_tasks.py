@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent))
 from lm_eval_setup import NEEDS_HARNESS, tiny_lm, write_roomy
+from typer.testing import CliRunner
 
 pytest.importorskip("lm_eval", reason=NEEDS_HARNESS)
 from lm_eval.tasks import TaskManager
