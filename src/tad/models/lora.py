@@ -42,23 +42,6 @@ _FLAGS = ("use_rslora", "init_lora_weights")
 _PATTERNS = {"rank_pattern": "r", "alpha_pattern": "lora_alpha"}
 
 
-def lora_config(
-    model: MaskedDiffusionModel, rank: int = 128, alpha: float | None = None, dropout: float = 0.0
-) -> Any:
-    """PEFT's configuration for this model; alpha defaults to the rank (a scale of one)."""
-    from peft import LoraConfig
-
-    if rank < 1:
-        raise TadError(f"LoRA rank should be at least 1, is {rank}")
-    return LoraConfig(
-        r=rank,
-        lora_alpha=rank if alpha is None else alpha,
-        lora_dropout=dropout,
-        target_modules=lora_targets(model),
-        bias="none",
-    )
-
-
 def lora_targets(model: MaskedDiffusionModel) -> str:
     """A pattern for the projections of every layer, and not for LLaDA's head, also called ff_out."""
     layers = re.escape(model.names.layers.rpartition(".")[2])
@@ -72,10 +55,19 @@ def attach(
     alpha: float | None = None,
     dropout: float = 0.0,
 ) -> Any:
-    """Put fresh adapters into the model, trainable, the rest frozen; returns the PEFT handle."""
-    from peft import get_peft_model
+    """Put fresh adapters into the model, trainable, the rest frozen; returns the PEFT handle. Alpha defaults to the rank."""
+    from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, lora_config(model, rank, alpha, dropout), autocast_adapter_dtype=False)
+    if rank < 1:
+        raise TadError(f"LoRA rank should be at least 1, is {rank}")
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules=lora_targets(model),
+        bias="none",
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 class Adapter(NamedTuple):
