@@ -58,7 +58,7 @@ stop_texts = st.lists(st.text(alphabet="ab é€😀", min_size=1, max_size=4), 
 
 
 @given(rows, st.integers(1, 50), stop_texts, st.integers(0, 10**6).map(random.Random))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_pieces_join_to_the_text_of_the_whole_row(
     tokens: list[int], limit: int, stops: tuple[str, ...], dice: random.Random
 ) -> None:
@@ -68,7 +68,7 @@ def test_pieces_join_to_the_text_of_the_whole_row(
 
 
 @given(rows, st.integers(1, 50), stop_texts, st.integers(0, 10**6).map(random.Random))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_counted_tokens_hold_the_text_and_do_not_depend_on_the_order(
     tokens: list[int], limit: int, stops: tuple[str, ...], dice: random.Random
 ) -> None:
