@@ -5,7 +5,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from tad.models.attention import AttentionMask, BlockLayout, block_index
 from tad.models.cache import KVCache
 from tad.models.defaults import DecodingDefaults, find_defaults
-from tad.models.dream import DreamConfig, DreamModel
 from tad.models.family import (
     DREAM,
     FAMILIES,
@@ -19,6 +18,7 @@ from tad.models.family import (
 )
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
 from tad.models.lm import LM, load
+from tad.models.qwen import DreamConfig, DreamModel
 from tad.models.tokenizer import Message
 from tad.models.tokens import SpecialTokens
 from tad.models.transformer import DiffusionOutput, MaskedDiffusionModel

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tad.errors import TadError
-from tad.models.dream import DreamConfig, DreamModel
-from tad.models.fast_dllm_v2 import Fast_dLLM_QwenForCausalLM, FastDLLMConfig
 from tad.models.layers import Names
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
 from tad.models.llada2 import LLaDA2MoeConfig, LLaDA2MoeModelLM
+from tad.models.qwen import DreamConfig, DreamModel, Fast_dLLM_QwenForCausalLM, FastDLLMConfig
 from tad.models.sdar import SDARConfig, SDARForCausalLM, SDARMoeConfig, SDARMoeForCausalLM
 from tad.models.transformer import MaskedDiffusionModel
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from tad.errors import TadError
-from tad.models.qk_norm import NormedFusedAttention
+from tad.models.layers import NormedFusedAttention
 from tad.models.qwen import NAMES as QWEN_NAMES
 from tad.models.qwen import QwenConfig
 from tad.models.shape import Experts, Shape

@@ -1,4 +1,6 @@
-"""What the families built on Qwen share: the fields of their config.json and the key names of their checkpoints."""
+"""The families built on Qwen: the fields of config.json and the key names that they share, and the two that add little to them,
+Dream (Dream-7B, Dream-Coder, DiffuCoder) and Fast-dLLM v2 (Fast_dLLM_v2_7B, 1.5B). Class names are those in the released config.json.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any, ClassVar
 
 from tad.models.layers import Names
 from tad.models.shape import FamilyConfig, Shape
+from tad.models.transformer import MaskedDiffusionModel
 
 
 class QwenConfig(FamilyConfig):
@@ -65,3 +68,37 @@ NAMES = Names(
     attn_norm="input_layernorm",
     mlp_norm="post_attention_layernorm",
 )
+
+
+class DreamConfig(QwenConfig):
+    """Qwen2's fields; defaults are Dream-7B's."""
+
+    model_type = "Dream"
+
+
+class DreamModel(MaskedDiffusionModel):
+    """Dream with its head."""
+
+    config_class = DreamConfig
+    names = NAMES
+
+
+class FastDLLMConfig(QwenConfig):
+    """Qwen2's fields and the block size `bd_size`; defaults are those of the 7B model."""
+
+    model_type = "Fast_dLLM_Qwen"
+    _block: ClassVar[str | None] = "bd_size"
+
+    max_position_embeddings: int = 32768
+    bd_size: int | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return self.read_shape(qkv_bias=True, blocks=self.read_blocks("32 as released"))
+
+
+class Fast_dLLM_QwenForCausalLM(MaskedDiffusionModel):  # noqa: N801
+    """Fast-dLLM v2, which is Qwen2.5 with block-causal attention, with its head."""
+
+    config_class = FastDLLMConfig
+    names = NAMES

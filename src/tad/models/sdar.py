@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from tad.models.qk_norm import NormedAttention
+from tad.models.layers import NormedAttention
 from tad.models.qwen import NAMES, QwenConfig
 from tad.models.shape import Experts, Shape
 from tad.models.transformer import MaskedDiffusionModel

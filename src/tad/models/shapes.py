@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from tad.errors import TadError
-from tad.models.dream import DreamConfig
 from tad.models.family import family_of
-from tad.models.fast_dllm_v2 import FastDLLMConfig
 from tad.models.llada import LLaDAConfig
 from tad.models.llada2 import LLaDA2MoeConfig
+from tad.models.qwen import DreamConfig, FastDLLMConfig
 from tad.models.sdar import SDARConfig, SDARMoeConfig
 from tad.models.shape import Shape
 from tad.models.transformer import MaskedDiffusionModel

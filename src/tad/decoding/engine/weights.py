@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tad.models import MaskedDiffusionModel
-from tad.models.layers import Attention, SwiGLU
-from tad.models.qk_norm import NormedAttention
+from tad.models.layers import Attention, NormedAttention, SwiGLU
 from tad.models.quantize import FP8, Fp8Linear, Int8Linear, QuantizedLinear, fp8_linear, int8_linear
 
 
