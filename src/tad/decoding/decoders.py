@@ -128,9 +128,10 @@ class Decoder:
 
 
 def _check_values(decoder: Decoder) -> None:
+    """A strategy that is not one of `RULES` has parameters of its own, which nobody knows here."""
     for name, value in parameters(decoder).items():
         by_share = name == "threshold" and value is None and isinstance(decoder.rule, BlockQuota)
-        if not by_share:
+        if name in PARAMETERS and not by_share:
             PARAMETERS[name].check(name, value)
 
 
