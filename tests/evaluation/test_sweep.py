@@ -64,6 +64,20 @@ def test_the_first_point_shares_the_layout_but_not_the_rule() -> None:
 
 
 @pytest.mark.parametrize(
+    ("decoder", "settings", "values"),
+    [
+        ("tad", {}, [0.3]),
+        ("fast-dllm", {}, [0.8]),
+        ("dparallel", {"rule": "contiguous-prefix"}, [0.3]),
+        ("llada", {}, list(GRIDS["quota"])),  # of a kind that is not given: the default grid
+    ],
+)
+def test_thresholds_may_be_given_by_kind(decoder: str, settings: dict, values: list[float]) -> None:
+    runs = plan(decoder, "llada", 256, settings, {"entropy": [0.3], "confidence": [0.8]})
+    assert [run.value for run in runs] == [None, *values]
+
+
+@pytest.mark.parametrize(
     ("decoder", "settings", "thresholds", "message"),
     [
         ("tad", {"threshold": 0.5}, None, "'threshold'"),
