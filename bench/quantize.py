@@ -1,13 +1,17 @@
-"""What smaller weights cost: accuracy and tokens per forward on nano problems, paired with bf16 problem by problem; or, of a
-shape with random weights, memory and milliseconds.
+"""What smaller weights cost: accuracy and tokens per forward on nano problems, paired with bf16 problem by problem; or single
+predictions; or, of a shape with random weights, memory and milliseconds.
 
     python bench/quantize.py nano-llada --adapters nano-llada-speed nano-llada-quality --out quantize.json
+    python bench/quantize.py nano-llada --predictions --size 128 --device cpu
     python bench/quantize.py --shape llada-8b --device cuda
 
 Every model decodes the same test problems of nano-word and nano-math (nano-code would need the sandbox) with bf16 weights
 and with each kind of --weights. A difference is the mean over problems of right minus right with bf16, with its standard
 error over problems. `fp8-block` is simulated: e4m3 weights with one scale per block of 128 x 128, activations rounded per row
 as those of `fp8` are, multiplied in fp32. By default all kinds run the plain forward, so that nothing but the weights differs.
+
+--predictions decodes nothing and is quick on a CPU: 60 % of the tokens of each worked-out answer are masked, and the predictions
+there are held to those of the unrounded weights, all in fp32.
 
 A shape is measured in the plain forward of one row: what the weights hold on the device, what a forward needs beside them, and
 its time.
@@ -119,7 +123,7 @@ def grade(lm: LM, problems: list[tuple[Task, Example]], found: list[Decoded]) ->
     return torch.tensor(verdicts, dtype=torch.float64)
 
 
-def measure_model(options: argparse.Namespace, adapter: str | None) -> list[Measured]:
+def measure_answers(options: argparse.Namespace, adapter: str | None) -> list[Row]:
     """Every decoder with bf16 and each kind of weights."""
     problems, measured = make_problems(options.size), []
     base: dict[str, tuple[Tensor, float, list[Decoded]]] = {}
@@ -154,7 +158,57 @@ def measure_model(options: argparse.Namespace, adapter: str | None) -> list[Meas
                 )
             )
             print(write_row(measured[-1]), flush=True)
-    return measured
+    return [asdict(one) for one in measured]
+
+
+def measure_predictions(options: argparse.Namespace, adapter: str | None) -> list[Row]:
+    """The predictions with fp32 weights and with each kind."""
+    problems, rows = make_problems(options.size), list[Row]()
+    for kind in ("fp32", *options.weights):
+        lm = tad.load(options.model, adapter=adapter, device=options.device, dtype="fp32", merge=True)
+        if kind != "fp32":
+            KINDS[kind](lm.model)
+        found, right = predict_masks(lm, problems)
+        if kind == "fp32":
+            wanted, right_before = found, right
+        change = right - right_before  # [problems], masks
+        masks = len(found)
+        rows.append(
+            {
+                "model": adapter or options.model,
+                "weights": kind,
+                "masks": masks,
+                "right": right.sum().item() / masks,
+                "difference": change.sum().item() / masks,
+                "standard_error": change.std().item() * math.sqrt(len(problems)) / masks,
+                "same_best": (found.argmax(-1) == wanted.argmax(-1)).double().mean().item(),
+                "kl": (wanted.exp() * (wanted - found)).sum(-1).mean().item(),
+            }
+        )
+        row = rows[-1]
+        print(
+            f"| {row['model']} | {kind} | {masks} | {100 * row['right']:.2f} | {100 * row['difference']:+.2f} ± "
+            f"{100 * row['standard_error']:.2f} | {100 * row['same_best']:.2f} | {row['kl']:.5f} |",
+            flush=True,
+        )
+    return rows
+
+
+@torch.inference_mode()
+def predict_masks(lm: LM, problems: list[tuple[Task, Example]]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities at every mask [masks, vocab], and how many of a problem's best tokens are right [problems]."""
+    generator = torch.Generator().manual_seed(0)
+    found, right = [], []
+    for task, example in problems:
+        prompt, answer = plain_ids(lm, task, example), lm.encode_text(str(example.meta["solution"]))
+        ids = torch.tensor([*prompt, *answer])
+        masked = len(prompt) + (torch.rand(len(answer), generator=generator) < 0.6).nonzero()[:, 0]
+        truth = ids[masked]
+        ids[masked] = lm.tokens.mask
+        asked = (masked - lm.family.logit_shift).to(lm.device)
+        found.append(lm.model(ids[None].to(lm.device), logits_at=asked).logits[0].log_softmax(-1).cpu())
+        right.append((found[-1].argmax(-1) == truth).sum())
+    return torch.cat(found), torch.stack(right).double()
 
 
 @torch.inference_mode()
@@ -214,6 +268,9 @@ def main(words: list[str] | None = None) -> list[Row]:
     parser.add_argument(
         "--lengths", nargs="+", type=int, default=[64, 192], help="tokens of a forward of a shape"
     )
+    parser.add_argument(
+        "--predictions", action="store_true", help="single predictions instead of decoded answers"
+    )
     parser.add_argument("--repeats", type=int, default=10, help="forwards of a shape that are timed")
     parser.add_argument("--adapters", nargs="*", default=[], help="students beside the base")
     parser.add_argument("--weights", nargs="+", choices=[*KINDS][1:], default=[*KINDS][1:])
@@ -230,10 +287,12 @@ def main(words: list[str] | None = None) -> list[Row]:
     if options.shape is not None:
         found = measure_shape(options)
     else:
-        columns = "model | decoder | weights | accuracy, % | TPF | difference, points | TPF ratio | same answers, % | s"
-        print(f"| {columns} |\n" + "|---" * 9 + "|")
-        models = (None, *options.adapters)
-        found = [asdict(one) for adapter in models for one in measure_model(options, adapter)]
+        predicted = "model | weights | masks | right, % | difference, points | same best token, % | KL, nats"
+        decoded = "model | decoder | weights | accuracy, % | TPF | difference, points | TPF ratio | same answers, % | s"
+        columns = predicted if options.predictions else decoded
+        print(f"| {columns} |\n" + "|---" * (columns.count("|") + 1) + "|")
+        measure = measure_predictions if options.predictions else measure_answers
+        found = [row for adapter in (None, *options.adapters) for row in measure(options, adapter)]
     if options.out is not None:
         record = {"machine": describe_machine(), "options": {k: str(v) for k, v in vars(options).items()}}
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -56,3 +56,12 @@ def test_every_kind_of_weights_is_paired_with_bf16(bench: ModuleType, tmp_path: 
         assert row["difference"] == row["accuracy"] - rows[0]["accuracy"]
         assert row["tpf"] > 1.5
     assert json.loads(out.read_text())["rows"] == rows
+
+
+@pytest.mark.parametrize("model", ["nano-llada", "nano-dream"])
+def test_predictions_at_masks_are_held_to_the_unrounded_ones(bench: ModuleType, model: str) -> None:
+    words = [model, "--predictions", "--size", "2", "--device", "cpu", "--weights", "int8", "int4"]
+    plain, int8, int4 = bench.main(words)
+    assert (plain["difference"], plain["same_best"], plain["kl"]) == (0, 1, 0)
+    assert plain["right"] > 0.8  # the right positions are asked, shifted logits or not
+    assert 0 < int8["kl"] < int4["kl"] < 0.1
