@@ -2,6 +2,7 @@
 
     python bench/bundle.py base EVAL STORE RUN MODEL                             # README.md of a base trained with `tad pretrain`
     python bench/bundle.py students study-nano-llada runs/study [--seed 0]       # src/tad/bundled/BASE-quality and BASE-speed
+    python bench/bundle.py students study-rounds-nano-llada runs/rounds tuning=null    # src/tad/bundled/BASE-ltr
 
 EVAL is a run of `tad eval` (one token per forward), STORE one of `tad collect keep=all` with its window measured: accuracy without
 and with the reference. Rollouts of programs that were collected without a sandbox (`graded: false`) are graded here. The
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tad.config import load_recipe
 from tad.errors import TadError
@@ -39,7 +41,11 @@ from tad.trajectories.window import read_report
 
 DECAY_AT = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
 LEVELS = ("1", "2", "3", "4", "5")
-NAMES = {"tad-quality": "quality", "tad-speed": "speed"}
+STUDENTS = {
+    "study-nano": {"tad-quality": "quality", "tad-speed": "speed"},
+    "study-rounds": {"ltr/round=4": "ltr"},
+}
+RANK = 64  # of a bundled adapter at most: rounds add up their ranks
 # What a record says of the machine's folders is of no use elsewhere.
 _DROPPED = ("argv", "threads")
 
@@ -135,9 +141,10 @@ def accuracy_table(results: Results, rollouts: list[Trajectory]) -> str:
 
 
 def bundle_students(study: Study, seed: int) -> None:
-    """Both students of one training seed: the adapter in bf16, as it was measured, its record and its card."""
+    """The students of one training seed: the adapter in bf16, its record and its card."""
     table = study.tables()[0]
-    for method, name in NAMES.items():
+    names = next(names for start, names in STUDENTS.items() if study.recipe.name.startswith(start))
+    for method, name in names.items():
         cell = next(
             cell
             for _, found, number, cell in study.cells()
@@ -150,14 +157,32 @@ def bundle_students(study: Study, seed: int) -> None:
         dest = BUNDLED / f"{study.recipe.model}-{name}"
         shutil.rmtree(dest, ignore_errors=True)
         dest.mkdir()
-        shutil.copy(result / CONFIG, dest / CONFIG)
-        weights = {key: value.to(torch.bfloat16) for key, value in load_file(result / WEIGHTS).items()}
+        config = json.loads((result / CONFIG).read_text(encoding="utf-8"))
+        weights = load_file(result / WEIGHTS)
+        if config["r"] > RANK:
+            weights = truncate(weights, config["lora_alpha"] / config["r"])
+            config["r"] = config["lora_alpha"] = RANK
+        (dest / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        weights = {key: value.to(torch.bfloat16).contiguous() for key, value in weights.items()}
         save_file(weights, dest / WEIGHTS, {"format": "pt"})
         (dest / WEIGHTS).chmod(0o644)
         record = clean(read_record(folder))
         (dest / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        (dest / "README.md").write_text(student_card(study, table, method, record), encoding="utf-8")
+        card = student_card(study, table, method, name, config["r"], record)
+        (dest / "README.md").write_text(card, encoding="utf-8")
         print(f"{dest}: {sum(path.stat().st_size for path in dest.iterdir()) / 1e6:.2f} MB")
+
+
+def truncate(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The nearest adapter of RANK, module by module."""
+    found = {}
+    for key, down in weights.items():
+        if "lora_A" in key:
+            up = key.replace("lora_A", "lora_B")
+            left, values, right = torch.linalg.svd(scale * weights[up].double() @ down.double())
+            root = values[:RANK].sqrt()
+            found[up], found[key] = left[:, :RANK] * root, root[:, None] * right[:RANK]
+    return found
 
 
 def clean(record: dict[str, Any]) -> dict[str, Any]:
@@ -167,15 +192,33 @@ def clean(record: dict[str, Any]) -> dict[str, Any]:
             call.pop(key, None)
         for store in call["stores"]:
             store["folder"] = Path(store["folder"]).name
-    record["recipe"]["trajectories"] = [Path(path).name for path in record["recipe"]["trajectories"]]
+    recipe = record["recipe"]
+    recipe["trajectories"] = [Path(path).name for path in recipe["trajectories"]]
+    if recipe["start"]:
+        recipe["start"] = str(Path(*Path(recipe["start"]).parts[-2:]))
     return record
 
 
-def student_card(study: Study, table: ResultTable, method: str, record: dict[str, Any]) -> str:
-    base, name, call = study.recipe.model, NAMES[method], record["calls"][-1]
-    learning = record["recipe"]["learning"]
-    wanted = (study.recipe.base, study.recipe.baseline, "base-tad", method)
+def student_card(
+    study: Study, table: ResultTable, method: str, name: str, rank: int, record: dict[str, Any]
+) -> str:
+    base, recipe, call = study.recipe.model, record["recipe"], record["calls"][-1]
+    rate, batch, window = recipe["learning"]["lr"], recipe["batch"]["size"], call["objective"]["window"]
+    wanted = (study.recipe.base, study.recipe.baseline, "base-tad", "tad-speed", method)
     shown = replace(table, title="Measured", rows=[row for row in table.rows if row.method in wanted])
+    if recipe["start"]:
+        title, kept = (
+            "left-to-right student",
+            f", the nearest to that of rank {4 * recipe['adapter']['rank']}",
+        )
+        training = f"""Four rounds from left to right, each with its own quarter of the prompts, the reference only where needed and the last
+student as teacher: {call["steps"]} steps of {batch} states a round, rate {rate:g}, seed {recipe["seed"]}; the last on {call["trajectories"]:,} trajectories, window
+{window}. `tad run run-{base}-ltr` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
+    else:
+        title, kept = f"{name.capitalize()} student", ""
+        training = f"""TAD on {call["trajectories"]:,} privileged trajectories, window {window} ({name}, measured), lambda {call["objective"]["lambda_"]:g}, {recipe["states"]} states per trajectory and
+epoch, {call["steps"]} steps of {batch} states, rate {rate:g} (of two tried on validation problems), seed {recipe["seed"]}, {call["minutes"]:.1f} minutes on one {call["device"]}
+that other jobs shared. `tad distill {base}-{name}` is the recipe, `run.json` the record."""
     return f"""---
 license: apache-2.0
 library_name: peft
@@ -184,15 +227,13 @@ tags: [diffusion-language-model, lora]
 ---
 # {base}-{name}
 
-The {name.capitalize()} student of [{base}](../{base}): a LoRA adapter of rank {record["recipe"]["adapter"]["rank"]} on all seven projections, stored in bf16.
+The {title} of [{base}](../{base}): a LoRA adapter of rank {rank} on all seven projections{kept}, stored in bf16.
 
     import tad
     lm = tad.load("{base}", adapter="{base}-{name}")
 
 ## Training
-TAD on {call["trajectories"]:,} privileged trajectories, window {call["objective"]["window"]} ({name}, measured), lambda {call["objective"]["lambda_"]:g}, {record["recipe"]["states"]} states per trajectory and
-epoch, {call["steps"]} steps of {record["recipe"]["batch"]["size"]} states, rate {learning["lr"]:g} (of two tried on validation problems), seed {record["recipe"]["seed"]}, {call["minutes"]:.1f} minutes on one {call["device"]}
-that other jobs shared. `tad distill {base}-{name}` is the recipe, `run.json` the record.
+{training}
 
 {as_markdown(shown).replace("### ", "## ", 1)}"""
 
@@ -206,10 +247,12 @@ def main() -> None:
     students = verbs.add_parser("students")
     students.add_argument("recipe")
     students.add_argument("study", type=Path, help="the directory of the study")
+    students.add_argument("overrides", nargs="*", help="section.field=value, as the study was run")
     students.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.verb == "students":
-        bundle_students(Study(load_recipe(StudyRecipe, options.recipe), options.study), options.seed)
+        recipe = load_recipe(StudyRecipe, options.recipe, options.overrides)
+        bundle_students(Study(recipe, options.study), options.seed)
     else:
         card = base_card(options.eval, options.store, options.run, options.model)
         (options.model / "README.md").write_text(card, encoding="utf-8")

@@ -82,7 +82,7 @@ def test_bundled_students_stand_beside_the_live_ones(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_bundled_students_are_small_and_load(family: str) -> None:
     found = demo.find_students(family)
-    assert list(found) == [f"nano-{family}-quality", f"nano-{family}-speed"]
+    assert list(found) == [f"nano-{family}-{kind}" for kind in demo.STUDENTS]
     for path in found.values():
         assert sum(file.stat().st_size for file in Path(path).iterdir()) <= 3e6
         assert tad.load(f"nano-{family}", adapter=Path(path).name, device="cpu").peft is not None

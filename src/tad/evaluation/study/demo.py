@@ -30,6 +30,7 @@ from tad.tasks import get_task
 TASKS = ("nano-word", "nano-math")
 TRAJECTORIES = 32  # of each task
 STEPS, STATES = 16, 16
+STUDENTS = ("quality", "speed", "ltr")  # the bundled ones
 FINISHED = ".demo-finished"
 
 
@@ -87,7 +88,7 @@ def find_students(family: str) -> dict[str, str]:
     """The bundled adapters of a family: name -> directory."""
     from tad.models.source import BUNDLED
 
-    folders = {name: BUNDLED / name for name in (f"nano-{family}-quality", f"nano-{family}-speed")}
+    folders = {name: BUNDLED / name for name in (f"nano-{family}-{kind}" for kind in STUDENTS)}
     return {name: str(folder) for name, folder in folders.items() if (folder / CONFIG).is_file()}
 
 
