@@ -20,7 +20,6 @@ from tad.training.objectives.base import (
     View,
     add_stats,
     averages,
-    collate,
 )
 from tad.training.objectives.block_diffusion import BlockDiffusion, FastDLLMv2, LLaDA2, Sdar
 from tad.training.objectives.d2f import D2F
@@ -60,7 +59,6 @@ __all__ = [
     "add_stats",
     "averages",
     "check_settings",
-    "collate",
     "get_objective",
 ]
 

@@ -174,8 +174,37 @@ class Objective(ABC):
         """This batch's share of the loss."""
 
     def collate(self, views: Sequence[View]) -> Batch:
-        """Views as one batch."""
-        return collate(views, self.logit_shift, self.mask_token, self.grid)
+        """Views as one batch: padded on the right with masks, which nobody sees but within the last block of a `grid`. A term's
+        positions become indices into the flattened rows."""
+        shift, fill = self.logit_shift, self.mask_token
+        sizes = None
+        if any(view.block is not None for view in views):
+            widest = max(len(view.student_ids) for view in views)
+            sizes = torch.tensor([view.block or widest for view in views])
+        clean = any(view.clean for view in views)
+        if clean and not all(view.clean for view in views):
+            raise ValueError("either every view of a batch has a clean copy or none has")
+        size = 1 if self.grid is None or clean else self.grid
+        for view in views:
+            if any(
+                len(prompt) < shift for prompt in (view.prompt, view.teacher_prompt) if prompt is not None
+            ):
+                raise TadError(
+                    f"trajectory {view.row}: its prompt is empty, but the output before the answer predicts its first token"
+                )
+        prompts = [len(view.prompt) for view in views]
+        student = _pad([view.student_ids for view in views], prompts, fill, size, sizes)
+        if clean:
+            student = replace(student, clean_start=student.lengths // 2)
+        taught = [ids for view in views if (ids := view.teacher_ids) is not None]
+        if taught and len(taught) != len(views):
+            raise ValueError("either every view of a batch has a teacher or none has")
+        prompts = [len(view.teacher_prompt) for view in views if view.teacher_prompt is not None]
+        teacher = _pad(taught, prompts, fill, size) if taught else None
+        names = dict.fromkeys(name for view in views for name in view.terms)
+        terms = {name: _targets(name, views, shift, student, teacher) for name in names}
+        answer_tokens = sum(view.answer_tokens for view in views)
+        return Batch(student, teacher, terms, tuple(view.row for view in views), answer_tokens)
 
     def tokens_fed(self, batch: Batch) -> int:
         """Tokens that all models together are fed for a batch: what it costs."""
@@ -232,37 +261,6 @@ class TextObjective(Objective):
         index = view * width + at - self.logit_shift
         targets = TermTargets(index, None, ids[view, at], weights[view, at], view, rows)
         return Batch(student, None, {"hard": targets})
-
-
-def collate(views: Sequence[View], shift: int, fill: int, grid: int | None = None) -> Batch:
-    """Pad on the right with `fill`, which nobody sees but within the last block of a `grid`. A term's positions become
-    indices into the flattened rows."""
-    sizes = None
-    if any(view.block is not None for view in views):
-        widest = max(len(view.student_ids) for view in views)
-        sizes = torch.tensor([view.block or widest for view in views])
-    clean = any(view.clean for view in views)
-    if clean and not all(view.clean for view in views):
-        raise ValueError("either every view of a batch has a clean copy or none has")
-    size = 1 if grid is None or clean else grid
-    for view in views:
-        if any(len(prompt) < shift for prompt in (view.prompt, view.teacher_prompt) if prompt is not None):
-            raise TadError(
-                f"trajectory {view.row}: its prompt is empty, but the output before the answer predicts its first token"
-            )
-    prompts = [len(view.prompt) for view in views]
-    student = _pad([view.student_ids for view in views], prompts, fill, size, sizes)
-    if clean:
-        student = replace(student, clean_start=student.lengths // 2)
-    taught = [ids for view in views if (ids := view.teacher_ids) is not None]
-    if taught and len(taught) != len(views):
-        raise ValueError("either every view of a batch has a teacher or none has")
-    prompts = [len(view.teacher_prompt) for view in views if view.teacher_prompt is not None]
-    teacher = _pad(taught, prompts, fill, size) if taught else None
-    names = dict.fromkeys(name for view in views for name in view.terms)
-    terms = {name: _targets(name, views, shift, student, teacher) for name in names}
-    answer_tokens = sum(view.answer_tokens for view in views)
-    return Batch(student, teacher, terms, tuple(view.row for view in views), answer_tokens)
 
 
 def _pad(
