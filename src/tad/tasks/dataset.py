@@ -25,28 +25,24 @@ class DatasetTask(Task):
     def build(self, row: Row, split: str, index: int) -> Example:
         """An example from a row, the `index`-th of its split."""
 
-    def select(self, row: Row, split: str) -> bool:
-        """Whether a row belongs to a split, for data that keeps all splits in one file."""
-        return True
+    def rows(self, split: str) -> Iterable[Row]:
+        """The rows of a split."""
+        return self.source.read(split, self.data_dir)
 
     def examples(self, split: str | None = None) -> list[Example]:
+        """Of all rows; none at all, or two with one name, is an error."""
         split = self.check_split(split)
         if split not in self._examples:
-            rows = (row for row in self.source.read(split, self.data_dir) if self.select(row, split))
-            self._examples[split] = self.collect(rows, split)
+            examples: dict[str, Example] = {}
+            for index, row in enumerate(self.rows(split)):
+                example = self.build(row, split, index)
+                if example.id in examples:
+                    raise TadError(f"{row.place}: the id '{example.id}' occurs twice")
+                examples[example.id] = example
+            if not examples:
+                raise TadError(f"task '{self.name}' split '{split}' is empty ({self.where(split)})")
+            self._examples[split] = list(examples.values())
         return self._examples[split]
-
-    def collect(self, rows: Iterable[Row], split: str) -> list[Example]:
-        """Examples of rows; none at all, or two with one name, is an error."""
-        examples: dict[str, Example] = {}
-        for index, row in enumerate(rows):
-            example = self.build(row, split, index)
-            if example.id in examples:
-                raise TadError(f"{row.place}: the id '{example.id}' occurs twice")
-            examples[example.id] = example
-        if not examples:
-            raise TadError(f"task '{self.name}' split '{split}' is empty ({self.where(split)})")
-        return list(examples.values())
 
     def where(self, split: str | None = None) -> str:
         return self.source.where(self.check_split(split), self.data_dir)

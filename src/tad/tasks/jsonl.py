@@ -58,11 +58,8 @@ class Jsonl(DatasetTask):
         self.sandbox = sandbox or Sandbox(contained=contained)
         self._math = Math()
 
-    def examples(self, split: str | None = None) -> list[Example]:
-        split = self.check_split(split)
-        if split not in self._examples:
-            self._examples[split] = self.collect(read_rows(self.path), split)
-        return self._examples[split]
+    def rows(self, split: str) -> Iterable[Row]:
+        return read_rows(self.path)
 
     def where(self, split: str | None = None) -> str:
         return str(self.path)

@@ -10,6 +10,7 @@ the words of Dream's own evaluation; its scripts ask for four examples there, wh
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 from tad.errors import TadError
@@ -70,8 +71,8 @@ class Mbpp(ProgrammingTask):
         whole="mbpp",
     )
 
-    def select(self, row: Row, split: str) -> bool:
-        return row["task_id"] in RANGES[split]
+    def rows(self, split: str) -> Iterable[Row]:
+        return (row for row in super().rows(split) if row["task_id"] in RANGES[split])
 
     def build(self, row: Row, split: str, index: int) -> Example:
         asserts = row.texts("test_list")
