@@ -39,7 +39,7 @@ class NanoTask(Task):
         split = self.check_split(split)
         found: dict[str, Example] = {}
         index = 0
-        while len(found) < (self.size or SIZES[split]):
+        while len(found) < self.count(split):
             example = self.example(split, index)
             found.setdefault(example.question, example)
             index += 1
@@ -48,6 +48,9 @@ class NanoTask(Task):
                     f"task '{self.name}': split '{split}' has about {len(found)} distinct problems; ask for a smaller size"
                 )
         return list(found.values())
+
+    def count(self, split: str | None = None) -> int:
+        return self.size or SIZES[self.check_split(split)]
 
     def example(self, split: str, index: int) -> Example:
         """The example at an index; there is no last one."""
