@@ -150,9 +150,15 @@ def test_no_descriptors_are_left_open(sandbox: Sandbox) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_program_costs_tens_of_milliseconds(sandbox: Sandbox) -> None:
-    """The fastest of ten, so that a busy machine does not decide."""
-    assert min(sandbox.run("x = 1").seconds for _ in range(10)) < 0.15
+def test_a_program_costs_a_few_starts_of_the_interpreter(sandbox: Sandbox) -> None:
+    """The fastest of ten each, side by side, so that a busy machine does not decide. It is 4 to 5 of them."""
+    starts, runs = [], []
+    for _ in range(10):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+        starts.append(time.monotonic() - started)
+        runs.append(sandbox.run("x = 1").seconds)
+    assert min(runs) < 10 * min(starts)
 
 
 def test_an_interpreter_out_of_reach_is_copied_once_without_its_packages_to_where_only_we_write(
