@@ -107,4 +107,4 @@ def test_bundled_models_and_students_say_the_length_they_were_made_for() -> None
         for student in bundled_adapters():
             if student.startswith(name):
                 assert find_defaults(name, student) == tad.load(name, student, "cpu").defaults
-                assert find_defaults(name, student).decoder == "tad"
+                assert find_defaults(name, student).decoder in ("tad", "dparallel")  # not the family's
