@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import tad
 from tad.errors import TadError
-from tad.models.source import locate
+from tad.models.source import BUNDLED, locate
 
 FAMILIES = ("llada", "dream")
 IDS = torch.arange(20)[None]
@@ -290,6 +290,17 @@ def test_bundled_models_load_by_name(name: str, family: str) -> None:
     assert lm.family.name == family
     assert sum(weight.numel() for weight in lm.model.parameters()) < 4_000_000
     assert lm.decode(lm.encode("Tom has 3 apples .")[-2:])
+
+
+def test_a_directory_hides_a_bundled_model_only_if_it_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nano-llada").mkdir()  # say, of a run
+    assert locate("nano-llada") == BUNDLED / "nano-llada"
+    assert locate("./nano-llada") == Path("nano-llada")
+    (tmp_path / "nano-llada" / "config.json").write_text("{}")
+    assert locate("nano-llada") == Path("nano-llada")
 
 
 def test_under_torchrun_the_default_device_is_the_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:

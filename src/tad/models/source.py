@@ -26,15 +26,17 @@ def locate(source: str | Path, revision: str | None = None, weights: bool = True
     Pickled weights are never fetched. `code` also fetches the repository's Python files, which an export copies and
     nothing here runs.
     """
-    path = Path(source).expanduser()
+    path, name = Path(source).expanduser(), str(source)
+    bundled = [*bundled_models(), *bundled_adapters()]
+    # A run's directory may have the name of the model: it hides the bundled one only if it is a model itself.
+    if name in bundled and not any(
+        (path / file).is_file() for file in ("config.json", "adapter_config.json")
+    ):
+        return BUNDLED / name
     if path.is_dir():
         return path
     if path.exists():
         raise TadError(f"{source}: is a file; give the directory that holds config.json")
-    name = str(source)
-    bundled = [*bundled_models(), *bundled_adapters()]
-    if name in bundled:
-        return BUNDLED / name
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise TadError(f"{source}: no such directory (bundled: {', '.join(bundled)})")
     from huggingface_hub import snapshot_download
