@@ -271,10 +271,7 @@ def test_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
         pipe(str(write_checkpoint(tmp_path, tokenizer=False)))
 
 
-def test_the_adapter_can_be_switched_where_other_commands_merge_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tad.LM, "merge_on_gpu", tad.LM.merge)  # as on a GPU
+def test_the_adapter_can_be_switched_where_other_commands_merge_it(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base")
     tad.load(base, device="cpu").attach(rank=4).save_pretrained(tmp_path / "adapter")
     options = ("--adapter", str(tmp_path / "adapter"), *SHORT)

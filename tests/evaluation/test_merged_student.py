@@ -1,4 +1,5 @@
-"""Verbs that decode merge a student's adapter where the engine could then serve it; who the student is does not change."""
+"""Verbs that only decode merge a student's adapter, which is faster and what the engine serves; who the student is does not
+change."""
 
 from __future__ import annotations
 
@@ -16,24 +17,18 @@ from tad.evaluation.run import Identity
 from tad.models import LM
 
 
-def test_an_adapter_is_merged_on_a_gpu_only() -> None:
-    lm = tad.load("nano-llada", adapter="nano-llada-speed", device="cpu")
-    lm.merge_on_gpu()
-    assert lm.peft is not None
-    assert "merge it first" in str(why_unfit(lm.model))
-
-
 def test_a_merged_student_is_known_by_its_base_and_its_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = Identity.of(tad.load("nano-llada", adapter="nano-llada-speed", device="cpu"))
-    merged = []
+    lm = tad.load("nano-llada", adapter="nano-llada-speed", device="cpu")
+    assert "merge it first" in str(why_unfit(lm.model))
+    identity, merge, merged = Identity.of(lm), LM.merge, []
 
-    def merge(lm: LM) -> None:
-        lm.merge()
+    def watched(lm: LM) -> None:
+        merge(lm)
         merged.append(why_unfit(lm.model))
 
-    monkeypatch.setattr(LM, "merge_on_gpu", merge)
+    monkeypatch.setattr(LM, "merge", watched)
     words = ["eval", "nano-llada", "--adapter", "nano-llada-speed", "--tasks", "nano-word", "--limit", "2"]
     words += ["--gen-length", "32", "--device", "cpu", "--no-grade", "--out", str(tmp_path / "run")]
     torch.set_num_threads(1)

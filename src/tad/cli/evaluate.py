@@ -154,7 +154,7 @@ def evaluate(
     with options.busy(f"loading {model}"):
         lm = options.load_model(model, adapter, device, dtype)
         identity = Identity.of(lm)
-        lm.merge_on_gpu()
+        lm.merge()
     with Progress("the batch in flight") as progress:
         if not swept:
             from tad.evaluation import evaluate as run

@@ -221,7 +221,7 @@ def load_model(
     to_decode: bool = False,
     quantize: str | None = None,
 ) -> LM:
-    """`to_decode`: nothing else will be done with it, so its adapter may be merged."""
+    """`to_decode`: nothing else will be done with it, so its adapter is merged."""
     import torch
 
     from tad.models import load
@@ -231,7 +231,7 @@ def load_model(
     quieten()
     lm = load(model, adapter=adapter, device=device, dtype=dtype, quantize=cast(Any, quantize))
     if to_decode:
-        lm.merge_on_gpu()
+        lm.merge()
     return lm
 
 

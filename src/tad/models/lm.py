@@ -117,11 +117,6 @@ class LM:
             self.model = self.peft.merge_and_unload().eval()
             self.peft = None
 
-    def merge_on_gpu(self) -> None:
-        """`merge` on CUDA, where the engine serves models without adapters only; elsewhere nothing. For verbs that decode."""
-        if self.device.type == "cuda":
-            self.merge()
-
     @contextmanager
     def base(self) -> Iterator[MaskedDiffusionModel]:
         """The model with its adapter switched off, for the time of a `with` block."""
