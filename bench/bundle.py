@@ -213,7 +213,7 @@ def student_card(
         )
         training = f"""Four rounds from left to right, each with its own quarter of the prompts, the reference only where needed and the last
 student as teacher: {call["steps"]} steps of {batch} states a round, rate {rate:g}, seed {recipe["seed"]}; the last on {call["trajectories"]:,} trajectories, window
-{window}. `tad run run-{base}-ltr` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
+{window}. `tad study study-rounds-{base} tuning=null` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
     else:
         title, kept = f"{name.capitalize()} student", ""
         training = f"""TAD on {call["trajectories"]:,} privileged trajectories, window {window} ({name}, measured), lambda {call["objective"]["lambda_"]:g}, {recipe["states"]} states per trajectory and
