@@ -101,7 +101,7 @@ class Fp8Linear(QuantizedLinear):
 
 
 class Int8Linear(QuantizedLinear):
-    """int8 with a scale [out], applied behind the product: the widened weights are exact in every dtype."""
+    """int8 with a scale [out], applied after the GEMM: the widened weights are exact in every dtype."""
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         wide = weight.float()
