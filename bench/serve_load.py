@@ -2,11 +2,10 @@
 
     python bench/serve_load.py --tiny --out /tmp/load            # a model of random weights, on a CPU
     python bench/serve_load.py MODEL --requests 2000 --clients 64 --out DIR
-    python bench/serve_load.py --shape llada-8b --device cuda    # random weights; the serving engine without HTTP
+    python bench/serve_load.py --shape llada-8b --device cuda --together 1 8 32 64 --rates 2 4 6 8 10 12 --forward auto plain
 
-With `--shape`: forwards, requests and tokens per second with 1, 8 and 32 requests at once, all asked again whenever one is
-answered, through `tad.serving.Engine`; predictions are made sure at an assumed TPF (`machine.AssumedTpf`). With `--prefix N`
-prompts are N tokens longer, and asked once more with these N the same in all. Needs neither a tokenizer nor the extra `serve`.
+With `--shape`: the serving engine alone, under clients and under rates of arrivals (`engine_load`). With `--prefix N` prompts
+are N tokens longer, and clients ask once more with these N the same in all. Needs neither a tokenizer nor the extra `serve`.
 
 Else starts `tad serve` in a process of its own, twice: with the batch asked for, under the whole load, and with a batch of
 one, for the comparison of throughput. Every answer is held to the one decoded alone in this process. The queue is kept
@@ -29,24 +28,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from machine import (
-    ASSUMED_TPF,
-    describe,
-    describe_machine,
-    free_memory,
-    random_lm,
-    random_prompts,
-    save_json,
-)
+import engine_load
+from machine import describe, describe_machine, save_json
 from tad.decoding import get_decoder
 from tad.generation import generate
-from tad.models import LM, load
-from tad.serving import Begun, Engine, Failed, Finished, Job
+from tad.models import load
 
 if TYPE_CHECKING:
     import httpx
@@ -318,83 +308,6 @@ def run(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
-class Numbers:
-    """Stands in for a tokenizer: the text of random weights is the number of its tokens."""
-
-    def decode(self, ids: list[int], **_: Any) -> str:
-        return "." * len(ids)
-
-
-def run_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The serving engine at a released shape with random weights, for each number of requests at once."""
-    device = torch.device(arguments.device or "cpu")
-    lm = random_lm(arguments.shape, device, arguments.tiny)
-    lm.tokenizer = Numbers()
-    length, found = 64 if arguments.tiny else 256, []
-    with ASSUMED_TPF.at(device, arguments.tpf):
-        for name in arguments.decoders:
-            for together in arguments.together:
-                passes = ("first", "again", *(["shared"] if arguments.prefix else []))
-                for pass_ in passes:  # the first compiles and captures
-                    prompts = random_prompts(lm, together * arguments.rounds, length // 2 + arguments.prefix)
-                    if pass_ == "shared":
-                        prompts = [
-                            prompts[0][: arguments.prefix] + one[arguments.prefix :] for one in prompts
-                        ]
-                    row = put_engine_load(lm, name, together, prompts, length)
-                    found.append({"decoder": name, "requests": together, "pass": pass_, **row})
-                    print(json.dumps(found[-1]), flush=True)
-                free_memory(device)
-    return found
-
-
-def put_engine_load(
-    lm: LM, name: str, together: int, prompts: list[list[int]], length: int
-) -> dict[str, float]:
-    decoder = get_decoder(name, lm.family.name, stop="off").prepared(length, lm.family.logit_shift)
-    jobs = iter(Job(tuple(prompt), decoder, length, length, adapter=False) for prompt in prompts)
-    answered: SimpleQueue[Any] = SimpleQueue()
-    waits: list[float] = []
-    engine = Engine(lm, batch=together, queue=together)
-    engine.start()
-
-    def listen(event: Any) -> None:
-        if isinstance(event, Begun):
-            waits.append(event.queued)
-        if isinstance(event, (Finished, Failed)):
-            answered.put(event)
-
-    began = time.perf_counter()
-    for _ in range(together):
-        engine.submit(next(jobs), listen)
-    finished = []
-    while len(finished) < len(prompts):
-        event = answered.get(timeout=600)
-        if isinstance(event, Failed):
-            raise SystemExit(f"a request failed: {event.message}")
-        finished.append(event)
-        job = next(jobs, None)
-        if job is not None:
-            engine.submit(job, listen)
-    seconds = time.perf_counter() - began
-    forwards, rows = engine.counts.forwards, engine.counts.row_forwards
-    engine.close()
-    return {
-        "forwards/s": round(forwards / seconds, 2),
-        "ms/forward": round(1e3 * seconds / forwards, 3),
-        "rows/forward": round(rows / forwards, 2),
-        "requests/s": round(len(finished) / seconds, 3),
-        "tokens/s": round(sum(event.counted for event in finished) / seconds, 1),
-        **{
-            f"latency p{part} s": round(
-                sorted(event.seconds for event in finished)[len(finished) * part // 100], 3
-            )
-            for part in (50, 99)
-        },
-        "longest wait s": round(max(waits), 3),
-    }
-
-
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -412,17 +325,29 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 50, 64, 96])
     parser.add_argument("--decoders", nargs="+", default=["tad"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7])
-    parser.add_argument(
-        "--shape", help="a released shape with random weights, without HTTP: llada-8b, dream-7b"
+    shape = parser.add_argument_group("with --shape: the engine alone")
+    shape.add_argument("--shape", help="a released shape with random weights: llada-8b, dream-7b")
+    shape.add_argument("--together", type=int, nargs="*", default=[1, 8, 32], help="numbers of clients")
+    shape.add_argument("--rates", type=float, nargs="*", default=[], help="requests per second")
+    shape.add_argument(
+        "--batches", type=int, nargs="+", default=[32, 1], help="rows at once, for rates; 1: one at a time"
     )
-    parser.add_argument(
-        "--together", type=int, nargs="+", default=[1, 8, 32], help="with --shape: requests at once"
+    shape.add_argument(
+        "--forward",
+        nargs="+",
+        default=["auto"],
+        choices=("auto", "graph", "plain"),
+        help="one after the other",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="with --shape: answers per request at once")
-    parser.add_argument("--tpf", type=float, default=8.5, help="with --shape: assumed tokens per forward")
-    parser.add_argument("--prefix", type=int, default=0, help="with --shape: tokens that prompts may share")
+    shape.add_argument("--prompts", type=int, nargs="+", help="their lengths; default 64 128 192")
+    shape.add_argument("--answers", type=int, nargs="+", help="their lengths; default 128 192 256")
+    shape.add_argument("--prefix", type=int, default=0, help="tokens that prompts of clients may share")
+    shape.add_argument("--seconds", type=float, default=4.0, help="that count, for each row")
+    shape.add_argument("--tpf", type=float, default=8.5, help="assumed tokens per forward")
     parser.add_argument("--out", type=Path, help="folder for serve_load.json")
     arguments = parser.parse_args(words)
+    arguments.prompts = arguments.prompts or ([16, 32, 48] if arguments.tiny else [64, 128, 192])
+    arguments.answers = arguments.answers or ([32, 64] if arguments.tiny else [128, 192, 256])
     if arguments.shape is None and arguments.tiny == (arguments.model is not None):
         parser.error("give a model, --tiny or --shape")
     return arguments
@@ -431,8 +356,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.shape is not None:
-        rows = run_engine(arguments)
-        save_json(arguments.out and arguments.out / "serve_load.json", {"rows": rows})
+        engine_load.run(arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model

@@ -14,9 +14,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import decode as bench_decode
+import engine_load
 import machine
 import serve_load
 from tad.decoding import decode
+from tad.decoding.scheduler import ENGINE_VARIABLE
 from tad.decoding.state import RowFacts
 
 CPU = torch.device("cpu")
@@ -84,18 +86,28 @@ def test_a_staged_step_computes_what_it_says_and_can_be_repeated(shape: str, cou
             staged.run()
 
 
-def test_the_serving_engine_is_measured_without_http(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--shape", "dream-7b", "--tiny", "--together", "1", "3", "--rounds", "2"]
-    rows = serve_load.run_engine(serve_load.parse([*words, "--decoders", "tad-cached"]))
-    assert [(row["requests"], row["pass"]) for row in rows] == [
-        (1, "first"),
-        (1, "again"),
-        (3, "first"),
-        (3, "again"),
+def test_the_serving_engine_is_measured_without_http(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENGINE_VARIABLE, "auto")  # the bench sets it
+    words = "--shape dream-7b --tiny --decoders tad-cached --seconds 0.2 --queue 1 --together 3 --batches 4 1 --rates 20 1000"
+    rows = engine_load.run(serve_load.parse([*words.split(), "--out", str(tmp_path)]))["rows"]
+    assert [(row["server"].split(", ")[-1], row["load"]) for row in rows] == [
+        ("3 rows at once", "3 clients"),
+        ("4 rows at once", "20 per s"),
+        ("4 rows at once", "1000 per s"),
+        ("1 rows at once", "20 per s"),
+        ("1 rows at once", "1000 per s"),
     ]
-    assert all(row["rows/forward"] > row["requests"] / 2 for row in rows)
-    assert all(row["forwards/s"] > 0 for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    clients, few, many, *_ = rows
+    assert clients["rows/forward"] > 1.5
+    assert clients["tokens/s"] > few["tokens/s"] > 0
+    assert few["answered"] + few["cut off"] == 4
+    assert 0 < few["first block p50 s"] <= few["latency p50 s"] <= few["latency p99 s"]
+    assert many["refused"] > 0
+    assert not engine_load.is_steady(many)
+    assert json.loads((tmp_path / "serve_load.json").read_text())["rows"] == rows
+    assert "goodput of tad-cached, auto forward, 4 rows at once: " in capsys.readouterr().out.splitlines()[-2]
 
 
 @pytest.mark.parametrize("shape", ["fast-dllm-v2-7b", "sdar-8b"])
