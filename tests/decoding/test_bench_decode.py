@@ -90,22 +90,22 @@ def test_the_serving_engine_is_measured_without_http(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENGINE_VARIABLE, "auto")  # the bench sets it
-    words = "--shape dream-7b --tiny --decoders tad-cached --seconds 0.2 --queue 1 --together 3 --batches 4 1 --rates 20 1000"
+    words = "--shape dream-7b --tiny --decoders tad-cached --seconds 0.4 --queue 1 --together 3 --batches 4 1 --rates 1000 2000"
     rows = engine_load.run(serve_load.parse([*words.split(), "--out", str(tmp_path)]))["rows"]
+    # the higher rate is not tried on a server that refuses at the lower one
     assert [(row["server"].split(", ")[-1], row["load"]) for row in rows] == [
         ("3 rows at once", "3 clients"),
-        ("4 rows at once", "20 per s"),
         ("4 rows at once", "1000 per s"),
-        ("1 rows at once", "20 per s"),
         ("1 rows at once", "1000 per s"),
     ]
-    clients, few, many, *_ = rows
+    clients, many, alone = rows
+    assert 0 < clients["first block p50 s"] <= clients["latency p50 s"] <= clients["latency p99 s"]
+    assert (clients["refused"], clients["cut off"]) == (0, 0)
     assert clients["rows/forward"] > 1.5
-    assert clients["tokens/s"] > few["tokens/s"] > 0
-    assert few["answered"] + few["cut off"] == 4
-    assert 0 < few["first block p50 s"] <= few["latency p50 s"] <= few["latency p99 s"]
-    assert many["refused"] > 0
-    assert not engine_load.is_steady(many)
+    assert alone["rows/forward"] <= 1.1  # a forward may end between the two clocks that are read
+    for row in (many, alone):
+        assert row["answered"] + row["cut off"] + row["refused"] == 400
+        assert row["refused"] > 0
     assert json.loads((tmp_path / "serve_load.json").read_text())["rows"] == rows
     assert "goodput of tad-cached, auto forward, 4 rows at once: " in capsys.readouterr().out.splitlines()[-2]
 
