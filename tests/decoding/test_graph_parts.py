@@ -40,10 +40,10 @@ def test_there_are_few_buckets() -> None:
     assert [stepped(count, 64) for count in (1, 64, 65, 97, 129, 200)] == [64, 64, 96, 128, 192, 256]
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=9))
-def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=9), st.booleans())
+def test_a_step_shape_holds_all_rows(rows: list[tuple[int, int]], masked: bool) -> None:
     queries, candidates = [row[0] for row in rows], [row[1] for row in rows]
-    shape = StepShape.holding(queries, candidates, len(rows), kv_len=300, length=64)
+    shape = StepShape.holding(queries, candidates, len(rows), 300, 64, masked)
     assert shape.tokens >= sum(queries)
     assert shape.window >= max(queries)
     assert shape.candidates >= sum(candidates)

@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from tad.decoding import Decoded, Decoder, Request, Scheduler, decode, decoders_for, get_decoder
+from tad.decoding import (
+    Decoded,
+    Decoder,
+    EngineChoice,
+    Request,
+    Scheduler,
+    decode,
+    decoders_for,
+    get_decoder,
+)
 from tad.decoding.scheduler import mixes_lengths
 from tad.models import LM
 
@@ -96,6 +105,25 @@ def test_rows_that_cannot_share_a_forward_take_turns(lm: LM, prompts: list[list[
     done = finish(scheduler)
     assert turns[:9] == [0, 1, 2] * 3
     assert [done[row].forwards for row in range(3)] == [16, 16, 32]
+
+
+@pytest.mark.parametrize("engine", ["plain", "graph"])
+@pytest.mark.parametrize("name", ["tad-cached", "d2f", "llada"])
+def test_rows_join_a_batch_of_longer_ones_up_to_twice_their_room(
+    lm: LM, prompts: list[list[int]], name: str, engine: EngineChoice
+) -> None:
+    text = [token for prompt in prompts for token in prompt if token != lm.tokens.mask] * 20
+    decoder, scheduler = prepared(lm, name, 16, block=BLOCK), Scheduler(lm, engine)
+    requests = [Request(row, text[row:end], 16, decoder) for row, end in enumerate((40, 150, 30, 300, 50))]
+    done: dict[int, Decoded] = {}
+    for some, batches in ((requests[:2], 1), (requests[2:3], 1), (requests[3:4], 2), (requests[4:], 2)):
+        scheduler.admit(some)  # the last two: there is room for 512, too much for a prompt of 46
+        assert len(scheduler.batches) == batches
+        done |= scheduler.step()
+    done |= finish(scheduler)
+    for request in requests:
+        alone = decode(lm, [request.prompt], name, 16, block=BLOCK, engine="plain")[0]
+        assert outcome(done[request.name]) == outcome(alone)
 
 
 def test_a_batch_that_fails_takes_only_its_own_rows_with_it(

@@ -1,7 +1,7 @@
 """The scheduler: rows join, are stepped one forward at a time, and leave finished or on demand.
 
-Rows that agree in everything a forward depends on (decoder, adapter on or off, room for prompt and answer) share a batch;
-batches take turns, one forward each. Rows do not see each other: a row gives the same tokens and the same number of
+Rows that agree in everything a forward depends on (decoder, adapter on or off, about the room for prompt and answer) share a
+batch; batches take turns, one forward each. Rows do not see each other: a row gives the same tokens and the same number of
 forwards alone or in any company. The host reads one small tensor per forward; callbacks read what was revealed too.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -234,9 +234,10 @@ class Scheduler:
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Let rows in. Where one cannot join, its whole batch is dropped, and the error is raised."""
+        kinds = [self._kind(request) for request in requests]
         together: dict[_Kind, list[Request]] = {}
-        for request in requests:
-            together.setdefault(self._kind(request), []).append(request)
+        for request, kind in zip(requests, kinds, strict=True):
+            together.setdefault(_roomiest(kind, (*self.batches, *kinds)), []).append(request)
         for kind, some in together.items():
             with self._dropping(kind):
                 if kind not in self.batches:
@@ -339,6 +340,23 @@ def choose_engine(engine: EngineChoice | GraphEngine | None) -> EngineChoice | G
     if found not in ("auto", "plain", "graph"):
         raise TadError(f"engine is one of auto, plain, graph, not {found!r}")
     return cast(EngineChoice, found)
+
+
+def _roomiest(own: _Kind, others: Iterable[_Kind]) -> _Kind:
+    """The kind with most room that rows of this kind can join: up to twice their own, since keys need memory for all of it.
+
+    Rows of similar sizes are then in one batch, and no forward waits for another batch's turn.
+    """
+    spec, adapter = own
+    longest = 2 * spec.length if mixes_lengths(spec.decoder) else spec.length
+    found = own
+    for kind in others:
+        prompt_len, length = kind[0].prompt_len, kind[0].length
+        fits = spec.prompt_len <= prompt_len <= 2 * spec.prompt_len and spec.length <= length <= longest
+        alike = (replace(spec, prompt_len=prompt_len, length=length), adapter) == kind
+        if fits and alike and kind[0].kv_len > found[0].kv_len:
+            found = kind
+    return found
 
 
 def mixes_lengths(decoder: Decoder) -> bool:

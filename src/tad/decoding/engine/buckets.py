@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _FINE_FROM = 128
+_FEW = 64  # positions of a row that attention takes for few
 
 
 def doubled(count: int, least: int) -> int:
@@ -56,10 +57,17 @@ class StepShape:
 
     @classmethod
     def holding(
-        cls, queries: list[int], candidates: list[int], slots: int, kv_len: int, length: int
+        cls, queries: list[int], candidates: list[int], slots: int, kv_len: int, length: int, masked: bool
     ) -> StepShape:
-        """For rows that compute and may reveal these numbers of positions. With one slot nothing is packed or padded."""
+        """For rows that compute and may reveal these numbers of positions. With one slot nothing is packed or padded.
+
+        Rows of different lengths (`masked`) come in every combination: the widest is then taken to be one of two sizes, or all
+        there is. Our own attention, which serves them, spends nothing on the difference, and decisions next to nothing.
+        """
         tokens, widest = token_bucket(sum(queries)), min(doubled(max(candidates), 32), length)
         if slots == 1:
             return cls(tokens, tokens, widest, widest)
-        return cls(tokens, min(doubled(max(queries), 64), kv_len), doubled(sum(candidates), 32), widest)
+        window, packed = min(doubled(max(queries), _FEW), kv_len), doubled(sum(candidates), 32)
+        if masked:
+            return cls(tokens, window if window == _FEW else kv_len, packed, length)
+        return cls(tokens, window, packed, widest)

@@ -207,17 +207,18 @@ class GraphForward:
 
     def sizes(self, rows: Mapping[int, tuple[Request, RowFacts]]) -> GraphSizes:
         spec = self.spec
+        room = (spec.prompt_len, spec.length)
+        uneven = any((len(request.prompt), request.length) != room for request, _ in rows.values())
+        # With several slots it stays so: a batch would else end in graphs of its own for its longest rows.
+        self.masked = spec.layout is not None or uneven or (self.masked and self.slots > 1)
         shape = StepShape.holding(
             [facts.queries for _, facts in rows.values()],
             [facts.candidates for _, facts in rows.values()],
             self.slots,
             spec.kv_len,
             spec.length,
+            self.masked,
         )
-        room = (spec.prompt_len, spec.length)
-        uneven = any((len(request.prompt), request.length) != room for request, _ in rows.values())
-        # With several slots it stays so: a batch would else end in graphs of its own for its longest rows.
-        self.masked = spec.layout is not None or uneven or (self.masked and self.slots > 1)
         return GraphSizes(shape, self.masked)
 
     def grown(self, slots: int) -> GraphForward:
