@@ -170,6 +170,26 @@ def test_two_hundred_generations_add_no_memory() -> None:
     assert held() == before
 
 
+def test_a_dropped_engine_may_be_collected_while_another_captures() -> None:
+    """What it held is freed by the collector, at a moment nobody chooses: here, at every few allocations."""
+    lm, prompts = on_gpu("llada"), tiny_prompts("llada")[:2]
+    thresholds = gc.get_threshold()
+    try:
+        for _ in range(3):
+            dropped = GraphEngine(lm.model)
+            found = decode(lm, prompts, "tad", 32, engine=dropped)
+            again = decode(lm, prompts, "tad", 32, engine=dropped)
+            dropped.itself = dropped  # a cycle: only the collector frees it
+            del dropped
+            gc.set_threshold(5, 1, 1)
+            engine = GraphEngine(lm.model)
+            assert first_difference(decode(lm, prompts, "tad", 32, engine=engine), found) is None
+            assert first_difference(decode(lm, prompts, "tad", 32, engine=engine), again) is None
+            gc.set_threshold(*thresholds)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
 def test_replaced_weights_get_a_new_engine() -> None:
     lm = copy.deepcopy(on_gpu("llada"))
     prompts = tiny_prompts("llada")[:2]

@@ -181,6 +181,8 @@ _D2F = Decoder(
     BlockCausalCache(),
 )
 
+_ON_GRID = Decoder(BlockByBlock(store=False), Top1("confidence"), BlockCache())
+
 # Method -> defaults, with a row of its own where a family's published defaults differ.
 DECODERS: dict[str, Decoder] = {
     "one-by-one": Decoder(Sequential(32), Top1("confidence")),
@@ -205,6 +207,8 @@ DECODERS: dict[str, Decoder] = {
     ),
 }
 FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
+    **{("one-by-one", family): _ON_GRID for family in ("sdar", "sdar-moe", "llada2")},
+    ("one-by-one", "fast-dllm-v2"): replace(_ON_GRID, schedule=BlockByBlock(sub_block=8, store=False)),
     ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True, keep_best=True)),
     ("d3llm", "dream"): _D3LLM_DREAM,
     ("d3llm-cached", "dream"): replace(_D3LLM_DREAM, cache=DelayedCache(delay=2, refresh=3)),

@@ -24,6 +24,16 @@ def partition(reveal: Tensor, step: int | Tensor, window: int | Tensor) -> tuple
     return near, distant
 
 
+def current_block(hidden: Tensor, start: int, size: int) -> Tensor:
+    """[length] bool: the positions in the block of the first mask. The answer begins at position `start` of a grid of blocks.
+
+    What a block-causal model that is decoded block by block predicts next; later blocks would stand behind unfinished ones.
+    """
+    block = (torch.arange(len(hidden)) + start) // size
+    first = hidden.nonzero()[:1, 0]
+    return block == block[first] if len(first) else torch.zeros_like(hidden)
+
+
 def state(tokens: Tensor, reveal: Tensor, step: int | Tensor, mask_token: int) -> Tensor:
     """The canvas in state `step`: the trajectory's token where it is revealed, else the mask token."""
     return torch.where(masked(reveal, step), mask_token, tokens)

@@ -28,7 +28,7 @@ from tad.decoding.canvas import left_pad
 from tad.errors import TadError
 from tad.files import write_json
 from tad.models import LM
-from tad.trajectories.partition import masked, state
+from tad.trajectories.partition import current_block, masked, state
 from tad.trajectories.store import Trajectory, TrajectoryStore
 
 WINDOW = "window.json"
@@ -127,7 +127,7 @@ def measure_decay(
     """
     if not trajectories:
         raise TadError("no trajectories to measure: the store is empty")
-    draws = np.random.default_rng(seed)
+    draws, layout = np.random.default_rng(seed), lm.model.shape.blocks
     items: list[tuple[int, int]] = []  # (trajectory, step)
     for index, trajectory in enumerate(trajectories):
         parts = min(states, trajectory.n_real)
@@ -145,6 +145,11 @@ def measure_decay(
             reveal = np.array(trajectory.reveal)
             distance = reveal - step
             near_enough = (distance > 0) & (distance <= distances)
+            if (
+                layout is not None
+            ):  # a block-diffusion model has not seen later blocks behind an unfinished one
+                start, hidden = len(trajectory.plain_ids), torch.from_numpy(distance > 0)
+                near_enough &= current_block(hidden, start, int(layout.size)).numpy()
             for which, use in enumerate((near_enough & _content(trajectory, lm.tokens.ends), near_enough)):
                 np.add.at(sums[which, index, :, 0], distance[use] - 1, row[use])
                 np.add.at(sums[which, index, :, 1], distance[use] - 1, 1)

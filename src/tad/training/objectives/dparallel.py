@@ -72,18 +72,21 @@ class CertaintyForcing(Objective):
         window, after = (position >= start) & (position < end), position >= end
         counted = torch.ones_like(window) if self.filler else ~row.filler
         sets = {"hard": window & hidden, "hard_complement": window & ~hidden}
-        return [
-            View(
-                row=row.id,
-                prompt=row.plain_ids,
-                noisy=row.tokens.masked_fill(chosen | after, self.mask_token),
-                labels=row.tokens,
-                terms={name: (chosen & counted).float()},
-                block=self.block_causal,
-            )
-            for name, chosen in sets.items()
-            if self.complement or name == "hard"
-        ]
+        found = []
+        for name, chosen in sets.items():
+            if name == "hard" or self.complement:
+                current, fed = self.next_block(chosen | after, (row.plain_ids,), self.block_causal)
+                found.append(
+                    View(
+                        row=row.id,
+                        prompt=row.plain_ids,
+                        noisy=row.tokens.masked_fill(chosen | after, self.mask_token)[:fed],
+                        labels=row.tokens[:fed],
+                        terms={name: (chosen & counted & current)[:fed].float()},
+                        block=self.block_causal,
+                    )
+                )
+        return found
 
     def counts(self, batch: Batch) -> dict[str, float]:
         tokens = {name: float(len(targets)) for name, targets in batch.terms.items()}

@@ -90,15 +90,18 @@ class Tad(Objective):
         near, distant = self.weigh(row.reveal, step)
         if not self.filler:
             near, distant = near * ~row.filler, distant * ~row.filler
-        prompt = row.privileged_ids if self.teacher == "privileged" else row.plain_ids
+        taught = None
+        if self.needs_teacher:
+            taught = row.privileged_ids if self.teacher == "privileged" else row.plain_ids
+        counted, fed = self.next_block(masked(row.reveal, step), (row.plain_ids, taught), self.block_causal)
         return [
             View(
                 row=row.id,
                 prompt=row.plain_ids,
-                noisy=state(row.tokens, row.reveal, step, self.mask_token),
-                labels=row.tokens,
-                terms={"near": near, "distant": distant},
-                teacher_prompt=prompt if self.needs_teacher else None,
+                noisy=state(row.tokens, row.reveal, step, self.mask_token)[:fed],
+                labels=row.tokens[:fed],
+                terms={"near": (near * counted)[:fed], "distant": (distant * counted)[:fed]},
+                teacher_prompt=taught,
                 block=self.block_causal,
             )
         ]
