@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -150,3 +151,17 @@ def test_near_and_distant_losses_are_those_of_a_plain_forward_of_the_state(folde
     assert distant
     assert float(found["near"]) == pytest.approx(sum(near) / len(near), rel=1e-4)
     assert float(found["distant"]) == pytest.approx(sum(distant) / len(distant), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tad", "dparallel"])
+def test_end_filler_of_a_block_diffusion_rollout_does_not_count(name: str) -> None:
+    """Such a model ends with its text: it has never seen what fills the canvas behind it."""
+    lm = golden_lm("fastdllm_v2")
+    row = replace(trajectory([5, 6, 7], list(range(20, 20 + LENGTH)), list(range(1, LENGTH + 1))), n_real=4)
+    objective = get_objective(
+        name, mask_token=lm.tokens.mask, family=lm.family, layout=lm.model.shape.blocks, filler=True
+    )
+    views = objective.views(row, 1, np.random.default_rng(0))
+    weights = [weight for view in views for weight in view.terms.values()]
+    assert sum(float(weight[:4].sum()) for weight in weights) > 0
+    assert sum(float(weight[4:].sum()) for weight in weights) == 0

@@ -54,7 +54,7 @@ class CertaintyForcing(Objective):
     entropy_average: Literal["view", "batch"] = "view"
     """Entropies: of each view, or of the right tokens of a micro-batch together, which depends on how a batch is split."""
     filler: bool = True
-    """Whether the end filler after the answer counts, as it does as published."""
+    """Whether the end filler after the answer counts, as it does as published. Block-diffusion models have none."""
     block_causal: Positive | None = None
     """Block size of a block-causal student, behind the prompt; by default it has the model's own attention."""
 
@@ -70,7 +70,7 @@ class CertaintyForcing(Objective):
         start, end, hidden = self.pattern(row, rng, progress)
         position = torch.arange(len(row.tokens))
         window, after = (position >= start) & (position < end), position >= end
-        counted = torch.ones_like(window) if self.filler else ~row.filler
+        counted = torch.ones_like(window) if self.filler and self.grid is None else ~row.filler
         sets = {"hard": window & hidden, "hard_complement": window & ~hidden}
         found = []
         for name, chosen in sets.items():

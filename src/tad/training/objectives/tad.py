@@ -56,7 +56,7 @@ class Tad(Objective):
     reduction: Literal["mean", "sum"] = "mean"
     """mean: each term over its own tokens, as released. sum: over tokens, averaged over states, as the equations say."""
     filler: bool = True
-    """Whether the end filler after the answer counts, as it does in the release."""
+    """Whether the end filler after the answer counts, as it does in the release. Block-diffusion models have none."""
     teacher: Literal["privileged", "plain"] = "privileged"
     near: Kind = "ce"
     distant: Kind = "kl"
@@ -88,7 +88,7 @@ class Tad(Objective):
     ) -> list[View]:
         assert step is not None  # `uses_steps`
         near, distant = self.weigh(row.reveal, step)
-        if not self.filler:
+        if not self.filler or self.grid is not None:
             near, distant = near * ~row.filler, distant * ~row.filler
         taught = None
         if self.needs_teacher:
