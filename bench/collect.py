@@ -2,12 +2,12 @@
 
     python bench/collect.py --out runs/collect.json                       # LLaDA-8B shape, random weights, on CUDA
     python bench/collect.py --model DIR --task nano-word --examples 32    # a small real model, on the CPU
-    python bench/collect.py --order left-to-right ...                     # ours in that order; the released way keeps its own
 
 The released way, written anew here: one row at a time, the whole canvas through the model and the head at every
-step, scores of every position, all steps to the end. Ours: batches, the head on the current block; then with the prefix and
-the dual cache (approximate; agreement is printed); with a real model also with stopping at the end of the answer. Times are per
-row and step. Random weights never end a row, so stopping shows only with a real model.
+step, scores of every position, all steps to the end. Ours, in each `--order`: batches, the head on the current block, or from
+left to right on the next position; then with the prefix and the dual cache (approximate; agreement with the exact rollouts of
+that order is printed); with a real model also with stopping at the end of the answer. Times are per row and step, and per
+rollout. Random weights never end a row, so stopping shows only with a real model. On CUDA ours is the CUDA-graph forward.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from tad.models.shapes import SHAPES, forward_cost
 from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
 
 BLOCK = 32
+ORDERS = ("teacher", "left-to-right")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="llada-8b", choices=list(SHAPES))
+    parser.add_argument("--tiny", action="store_true", help="the shape at toy size")
     parser.add_argument("--model", help="a checkpoint instead of a shape")
     parser.add_argument("--task", default="nano-word", help="where a checkpoint's prompts come from")
     parser.add_argument("--examples", type=int, default=32, help="prompts of the task")
@@ -53,15 +55,17 @@ def main() -> int:
     parser.add_argument("--cached-batch", type=int, default=64)
     parser.add_argument("--released-rows", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="timed turns of each way; the fastest counts")
-    parser.add_argument("--order", default="teacher", choices=("teacher", "left-to-right"))
-    parser.add_argument("--compile", action="store_true", help="also exact with the model compiled")
+    parser.add_argument("--order", nargs="+", default=[*ORDERS], choices=ORDERS)
+    parser.add_argument(
+        "--compile", action="store_true", help="also exact with the model compiled, as it is on CUDA anyway"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.model:
         lm, prompts = from_checkpoint(options)
     else:
-        lm = random_lm(options.shape, device)
+        lm = random_lm(options.shape, device, options.tiny)
         rows = max(options.batch, options.cached_batch)
         prompts = random_prompts(lm, rows, options.inputs - options.length)
     report = measure(lm, prompts, options, device)
@@ -103,50 +107,55 @@ def released_way(lm: LM, prompt: list[int], length: int) -> list[int]:
 def measure(
     lm: LM, prompts: list[list[int]], options: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    length, config = options.length, RolloutConfig(order=options.order, block=BLOCK, stop_at_end=False)
+    length = options.length
     mean_inputs = statistics.mean(len(prompt) for prompt in prompts) + length
     flops = forward_cost(lm.model.shape, round(mean_inputs), lm.dtype).flops
     batch, wide = prompts[: options.batch], prompts[: options.cached_batch]
     some = spread_over_lengths(batch, options.released_rows)
-    stop = replace(config, stop_at_end=True)
     ways: dict[str, tuple[int, Callable[[], Any]]] = {
-        "released way": (len(some), lambda: [released_way(lm, prompt, length) for prompt in some]),
-        "exact": (len(batch), lambda: roll_out(lm, batch, batch, length, config)),
+        "released way": (len(some), lambda: [released_way(lm, prompt, length) for prompt in some])
     }
-    if options.compile:
-        engine = GraphEngine(lm.model, compiled=True)
-        ways["exact, compiled"] = (
-            len(batch),
-            lambda: roll_out(lm, batch, batch, length, config, engine=engine),
-        )
-    for cache in ("prefix", "dual"):
-        cached = replace(config, cache=cache)
-        ways[f"{cache} cache"] = (len(wide), partial(roll_out, lm, wide, wide, length, cached))
-    if options.model:  # per step of the released way: that is what stopping saves
-        ways["exact, stops at the end"] = (len(batch), lambda: roll_out(lm, batch, batch, length, stop))
-        ways["dual cache, stops at the end"] = (
-            len(batch),
-            lambda: roll_out(lm, batch, batch, length, replace(stop, cache="dual")),
-        )
+    engine = GraphEngine(lm.model, compiled=True) if options.compile else None
+    for order in options.order:
+        config = RolloutConfig(order=order, block=BLOCK, stop_at_end=False)
+        settings: dict[str, tuple[list[list[int]], RolloutConfig]] = {
+            "exact": (batch, config),
+            **({"exact, compiled": (batch, config)} if engine is not None else {}),
+            **{f"{cache} cache": (wide, replace(config, cache=cache)) for cache in ("prefix", "dual")},
+        }
+        if options.model:  # per step of the released way: that is what stopping saves
+            stop = replace(config, stop_at_end=True)
+            settings["exact, stops at the end"] = (batch, stop)
+            settings["dual cache, stops at the end"] = (batch, replace(stop, cache="dual"))
+        for name, (asked, how) in settings.items():
+            which = engine if name == "exact, compiled" else None
+            ways[f"{order}, {name}"] = (
+                len(asked),
+                partial(roll_out, lm, asked, asked, length, how, engine=which),
+            )
     results, first, best = race({name: call for name, (_, call) in ways.items()}, options.rounds, device)
     rows = {
         name: {
             "batch": 1 if name == "released way" else count,
             "ms_per_row_and_step": 1e3 * best[name] / count / length,
+            "s_per_rollout": best[name] / count,
             "first_call_s": first[name],
         }
         for name, (count, _) in ways.items()
     }
-    for name in ("exact, compiled", "prefix cache", "dual cache"):
-        if name in rows:
-            rows[name]["agreement"] = agreement(results["exact"], results[name][: len(batch)])
+    for name in rows:
+        order, _, way = name.partition(", ")
+        if way in ("exact, compiled", "prefix cache", "dual cache"):
+            rows[name]["agreement"] = agreement(results[f"{order}, exact"], results[name][: len(batch)])
     base = rows["released way"]["ms_per_row_and_step"]
     peak = measure_product_rate(device, lm.dtype) if device.type == "cuda" else None
     for row in rows.values():
         row["times_faster"] = base / row["ms_per_row_and_step"]
-    exact_share = flops / (rows["exact"]["ms_per_row_and_step"] * 1e-3) / peak if peak else None
+    exact_share = (
+        flops / (rows[f"{options.order[0]}, exact"]["ms_per_row_and_step"] * 1e-3) / peak if peak else None
+    )
     return {
-        "model": options.model or options.shape,
+        "model": options.model or f"{options.shape}{' (tiny)' if options.tiny else ''}",
         "machine": {**describe_machine(device), "threads": torch.get_num_threads()},
         "mean_inputs": mean_inputs,
         "length": length,
@@ -206,9 +215,16 @@ def as_markdown(report: dict[str, Any]) -> str:
     for name, row in report["rows"].items():
         same = row.get("agreement")
         close = f"{same['tokens']:.3f} / {same['steps']:.3f}" if same else ""
-        numbers = (f"{row['ms_per_row_and_step']:.2f}", f"{row['times_faster']:.2f}")
+        numbers = [f"{row[key]:.2f}" for key in ("ms_per_row_and_step", "s_per_rollout", "times_faster")]
         rows.append([name, str(row["batch"]), *numbers, close])
-    columns = ("way", "batch", "ms per row and step", "times faster", "same tokens / steps as exact")
+    columns = (
+        "way",
+        "batch",
+        "ms per row and step",
+        "s per rollout",
+        "times faster",
+        "same tokens / steps as exact",
+    )
     return write_markdown(head, columns, rows)
 
 

@@ -281,12 +281,24 @@ def measure_batch(bench: Bench, count: int) -> Row:
     new = bench.new_positions()[0]
     alone, step = bench.time_step(1, new), bench.time_step(count, new)
     decoder = bench.decoder("tad-cached")
-    ways = {"tad-cached": decoder, "delay 0, refresh 16": replace(decoder, cache=ActiveCache(0, 16))}
+    ways = {
+        "tad-cached": decoder,
+        "block 16": bench.decoder("tad-cached", block=16),
+        "delay 0, refresh 16": replace(decoder, cache=ActiveCache(0, 16)),
+    }
     found = {"step": {**step, "tokens_over_one_row": count * alone["ms"] / step["ms"]}}
     for name, way in ways.items():
         one, whole = bench.time_decode(1, way, TPF), bench.time_decode(count, way, TPF)
         found[name] = {**whole, "tokens_over_one_row": whole["tokens_per_s"] / one["tokens_per_s"]}
     return found
+
+
+def measure_block_causal(bench: Bench) -> Row:
+    """Students with block-causal attention: one block after the other against the exact cache, as `ltr-blocks` decodes."""
+    settings: dict[str, Any] = {"rule": "entropy", "block_add": 1.0}
+    return {
+        f"block {block}": measure_block_decode(bench, "d2f", block=block, **settings) for block in (16, 32)
+    }
 
 
 def measure_small_weights(bench: Bench, kind: Kind) -> Row:
@@ -385,9 +397,9 @@ def measure_block_step(bench: Bench) -> Row:
     return {f"rows {count}": bench.time_step(count, new) for count in bench.row_counts()}
 
 
-def measure_block_decode(bench: Bench, **settings: Any) -> Row:
-    """Whole decodes by the family's own decoder, of one row and of several, and by the plain forward."""
-    decoder = bench.decoder(bench.lm.family.name, **settings)
+def measure_block_decode(bench: Bench, name: str = "", **settings: Any) -> Row:
+    """Whole decodes by a decoder, the family's own by default, of one row and of several, and by the plain forward."""
+    decoder = bench.decoder(name or bench.lm.family.name, **settings)
     rows = {f"rows {count}": bench.time_decode(count, decoder, TPF) for count in bench.row_counts()}
     for row in rows.values():
         row["tokens_over_one_row"] = row["tokens_per_s"] / rows["rows 1"]["tokens_per_s"]
@@ -408,6 +420,7 @@ ROWS: dict[str, Callable[[Bench], Row]] = {
     "cached": measure_cached,
     "parts": measure_parts,
     "batch-8": partial(measure_batch, count=8),
+    "block-causal": measure_block_causal,
     "batch-32": partial(measure_batch, count=32),
     "fp8": partial(measure_small_weights, kind="fp8"),
     "int8": partial(measure_small_weights, kind="int8"),

@@ -182,8 +182,9 @@ class Bench:
         totals: list[dict[str, float]] = []
         read_totals = partial(self.read_totals, engine, load, totals)
         clocks = [threading.Timer(after, read_totals) for after in (lead, lead + seconds)]
-        for thread in (*clocks, engine):
-            thread.start()
+        for clock in clocks:
+            clock.start()
+        engine.start()
         if load.rate:
             for arrival in draw_arrivals(load.rate, (began, first), (first, last)):
                 time.sleep(max(0.0, arrival - time.perf_counter()))
