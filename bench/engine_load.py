@@ -27,6 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
+import yaml
 
 from machine import (
     ASSUMED_TPF,
@@ -38,7 +39,7 @@ from machine import (
     save_json,
     write_markdown,
 )
-from tad.decoding import get_decoder
+from tad.decoding import Decoder, get_decoder
 from tad.decoding.engine import engine_for
 from tad.decoding.scheduler import ENGINE_VARIABLE
 from tad.serving import Begun, Engine, Event, Failed, Job, RefusedError, Revealed
@@ -133,7 +134,7 @@ class Bench:
         prompt, answer = dice.choice(options.prompts), dice.choice(options.answers)
         begin = random_prompts(self.lm, 1, options.prefix, seed=0 if load.shared else 2 * number + 1)
         own = random_prompts(self.lm, 1, prompt, seed=2 * number + 2)
-        decoder = get_decoder(load.decoder, self.lm.family.name, stop="off")
+        decoder = read_decoder(load.decoder, self.lm.family.name)
         block = decoder.schedule.block or 1
         length = -(-answer // block) * block
         prepared = decoder.prepared(length, self.lm.family.logit_shift)
@@ -218,6 +219,13 @@ class Bench:
                 "capturing": graphs.seconds if graphs else 0.0,
             }
         )
+
+
+def read_decoder(words: str, family: str) -> Decoder:
+    """NAME,KEY=VALUE,... as a decoder that decodes every position."""
+    name, *settings = words.split(",")
+    pairs = (setting.split("=") for setting in settings)
+    return get_decoder(name, family, stop="off", **{key: yaml.safe_load(value) for key, value in pairs})
 
 
 def draw_arrivals(rate: float, *spans: tuple[float, float]) -> list[float]:

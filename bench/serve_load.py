@@ -323,7 +323,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--queue", type=int, default=32)
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 50, 64, 96])
-    parser.add_argument("--decoders", nargs="+", default=["tad"])
+    parser.add_argument(
+        "--decoders", nargs="+", default=["tad"], help="names; with --shape also NAME,KEY=VALUE,..."
+    )
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7])
     shape = parser.add_argument_group("with --shape: the engine alone")
     shape.add_argument("--shape", help="a released shape with random weights: llada-8b, dream-7b")

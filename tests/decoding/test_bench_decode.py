@@ -90,7 +90,7 @@ def test_the_serving_engine_is_measured_without_http(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENGINE_VARIABLE, "auto")  # the bench sets it
-    words = "--shape dream-7b --tiny --decoders tad-cached --seconds 0.3 --queue 1 --together 3 --batches 4 1 --rates 1000 2000"
+    words = "--shape dream-7b --tiny --decoders tad-cached,block=16 --seconds 0.3 --queue 1 --together 3 --batches 4 1 --rates 1000 2000"
     rows = engine_load.run(serve_load.parse([*words.split(), "--out", str(tmp_path)]))["rows"]
     # the higher rate is not tried on a server that refuses at the lower one
     assert [(row["server"].split(", ")[-1], row["load"]) for row in rows] == [
@@ -107,7 +107,10 @@ def test_the_serving_engine_is_measured_without_http(
         assert row["answered"] + row["cut off"] + row["refused"] == 300
         assert row["refused"] > 0
     assert json.loads((tmp_path / "serve_load.json").read_text())["rows"] == rows
-    assert "goodput of tad-cached, auto forward, 4 rows at once: " in capsys.readouterr().out.splitlines()[-2]
+    assert (
+        "goodput of tad-cached,block=16, auto forward, 4 rows at once: "
+        in capsys.readouterr().out.splitlines()[-2]
+    )
 
 
 @pytest.mark.parametrize("shape", ["fast-dllm-v2-7b", "sdar-8b"])
