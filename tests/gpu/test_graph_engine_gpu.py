@@ -7,7 +7,7 @@ import copy
 import gc
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +21,7 @@ from parity_models import tiny, tiny_prompts
 
 from tad.decoding import Decoded, GraphEngine, Request, Scheduler, decode, decoders_for, get_decoder
 from tad.decoding.engine import add_norm, autotune, engine_for, gemm, network, why_not
+from tad.decoding.engine.cuda_graphs import CudaGraphCache
 from tad.decoding.engine.layout import Spans
 from tad.decoding.engine.rope import apply_rope_and_write
 from tad.decoding.engine.weights import Projection
@@ -170,24 +171,32 @@ def test_two_hundred_generations_add_no_memory() -> None:
     assert held() == before
 
 
-def test_a_dropped_engine_may_be_collected_while_another_captures() -> None:
-    """What it held is freed by the collector, at a moment nobody chooses: here, at every few allocations."""
-    lm, prompts = on_gpu("llada"), tiny_prompts("llada")[:2]
+def test_graphs_may_become_garbage_while_another_is_captured() -> None:
+    """What a dropped engine held is freed by the collector, at a moment nobody chooses: here, inside a capture."""
+    row = torch.zeros(1024, device="cuda")
     thresholds = gc.get_threshold()
-    try:
+
+    def count() -> None:
+        cycles = [[] for _ in range(100)]
+        for cycle in cycles:
+            cycle.append(cycle)
+        row.add_(torch.ones_like(row))
+
+    for _ in range(3):
+        dropped = CudaGraphCache(capture=True, limit=8)
         for _ in range(3):
-            dropped = GraphEngine(lm.model)
-            found = decode(lm, prompts, "tad", 32, engine=dropped)
-            again = decode(lm, prompts, "tad", 32, engine=dropped)
-            dropped.itself = dropped  # a cycle: only the collector frees it
+            dropped.run("count", count)
+        dropped.graphs["itself"] = partial(dropped.run, "itself")  # a cycle: only the collector frees it
+        row.zero_()
+        gc.set_threshold(10, 1, 1)
+        try:
             del dropped
-            gc.set_threshold(5, 1, 1)
-            engine = GraphEngine(lm.model)
-            assert first_difference(decode(lm, prompts, "tad", 32, engine=engine), found) is None
-            assert first_difference(decode(lm, prompts, "tad", 32, engine=engine), again) is None
+            kept = CudaGraphCache(capture=True, limit=8)
+            for _ in range(4):
+                kept.run("count", count)
+        finally:
             gc.set_threshold(*thresholds)
-    finally:
-        gc.set_threshold(*thresholds)
+        assert row.tolist() == [4.0] * 1024
 
 
 def test_replaced_weights_get_a_new_engine() -> None:
