@@ -1,6 +1,6 @@
 """Model cards from what was measured, and the students of a study put into the package.
 
-    python bench/bundle.py base EVAL STORE RUN MODEL                             # README.md of a base trained with `tad pretrain`
+    python bench/bundle.py base EVAL STORE RUN [RUN ...] MODEL                   # README.md of a base trained with `tad pretrain`
     python bench/bundle.py students study-nano-llada runs/study [--seed 0]       # src/tad/bundled/BASE-quality and BASE-speed
     python bench/bundle.py students study-rounds-nano-llada runs/rounds tuning=null    # src/tad/bundled/BASE-ltr
 
@@ -45,20 +45,29 @@ STUDENTS = {
     "study-nano": {"tad-quality": "quality", "tad-speed": "speed"},
     "study-rounds": {"ltr/round=4": "ltr"},
 }
+# What a base is, and whose released layout it has.
+FAMILIES = {
+    "llada": ("masked-diffusion", "LLaDA"),
+    "dream": ("masked-diffusion", "Dream"),
+    "fast-dllm-v2": ("block-diffusion", "Fast-dLLM v2"),
+}
 RANK = 64  # of a bundled adapter at most: rounds add up their ranks
 # What a record says of the machine's folders is of no use elsewhere.
 _DROPPED = ("argv", "threads")
 
 
-def base_card(run: Path, store: Path, training: Path, model: Path) -> str:
-    """README.md of a base: its training from the record, its accuracy and its confidence decay."""
-    results, record = Results.open(run), read_record(training)
-    recipe, last = record["recipe"], record["calls"][-1]
+def base_card(run: Path, store: Path, trainings: list[Path], model: Path) -> str:
+    """README.md of a base: its training from the records, its accuracy and its confidence decay."""
+    results, records = Results.open(run), [read_record(training) for training in trainings]
+    recipe, last = records[-1]["recipe"], records[-1]["calls"][-1]
     shape, data, asked = recipe["model"], recipe["data"], results.meta.tasks[0]
-    log = [json.loads(line) for line in (training / LOG).read_text(encoding="utf-8").splitlines()]
     mix = ", ".join(f"{name} {weight}" for name, weight in data["families"].items())
     decay = read_report(store).decay.mean
     shown = [d for d in DECAY_AT if d <= len(decay)]
+    given, block = rollouts(store, model), results.meta.decoder["block"] or shape.get("block")
+    sub_block, device = results.meta.decoder.get("sub_block"), read_record(run)["calls"][-1]["device"]
+    order = f"blocks of {block}" + (f", sub-blocks of {sub_block}" if sub_block else "")
+    lines = [describe_training(number, training) for number, training in enumerate(trainings, 1)]
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -66,26 +75,30 @@ tags: [diffusion-language-model, {shape["family"]}]
 ---
 # {recipe["name"]}
 
-A masked-diffusion language model of {last["parameters"] / 1e6:.1f}M parameters in the layout of the released
-{shape["family"].capitalize()} checkpoints ({shape["layers"]} layers, width {shape["width"]}, {shape["heads"]} heads), trained from
+A {FAMILIES[shape["family"]][0]} language model of {last["parameters"] / 1e6:.1f}M parameters in the layout of the released
+{FAMILIES[shape["family"]][1]} checkpoints ({shape["layers"]} layers, width {shape["width"]}, {shape["heads"]} heads), trained from
 scratch on the nano world: generated word problems, symbolic maths and Python functions. It exists to study decoding and
 distillation where answers can be graded exactly; it knows nothing else.
 
     import tad
     lm = tad.load("{model.name}")
 
+The weights are stored in bf16 and load in fp32, which small models on CPUs are several times faster in.
+
 ## Training
-- Data: {data["examples"]:,} distinct examples of the training split ({mix}), {data["privileged"]:.0%} of the prompts with the
-  reference; test problems differ from all of them in content, not only in wording.
-- {last["steps"]:,} steps of {recipe["optimization"]["tokens_per_step"]:,} tokens ({last["tokens"] / 1e9:.2f}B tokens), {sum(call["minutes"] for call in record["calls"]):.1f} minutes on {last["device"]},
-  last logged loss {log[-1]["loss"]:.4f}, seed {recipe["seed"]}, commit {last["commit"]}.
-- Again with: `tad pretrain pretrain-{recipe["name"]}`
+{data["examples"]:,} distinct examples of the training split ({mix}), {100 * data["privileged"]:.0f} % of the prompts with the reference;
+test problems differ from all of them in content, not only in wording.
+
+| run | command | objective | steps | minutes | last logged loss |
+|---|---|---|---|---|---|
+{chr(10).join(lines)}
 
 ## Accuracy
-One token per forward (highest confidence, blocks of 32), {results.meta.gen_length} positions, temperature 0, percent ± standard error, on
-{asked["examples"]:,} problems per family of the {asked["split"]} split. "with reference" has the terse reference solution in the prompt.
+One token per forward (highest confidence, {order}), {results.meta.gen_length} positions, temperature 0, percent ± standard error, on
+{asked["examples"]:,} problems per family of the {asked["split"]} split ({results.meta.dtype}, {device}). "with reference": the teacher's rollouts of {len(given) // len(results.meta.tasks):,}
+problems per family, with the terse reference solution in the prompt, in whole blocks of {block}.
 
-{accuracy_table(results, rollouts(store, model))}
+{accuracy_table(results, given)}
 
 ## Confidence decay
 Mean probability that the model, without the reference, gives to the token of its own privileged rollout, by steps until that
@@ -95,6 +108,29 @@ token is revealed:
 |---|{"---|" * len(shown)}
 | confidence | {" | ".join(f"{decay[d - 1]:.2f}" for d in shown)} |
 """
+
+
+def describe_training(number: int, training: Path) -> str:
+    """A row of the table of trainings; run N starts from the weights of run N - 1."""
+    record = read_record(training)
+    recipe, last = record["recipe"], record["calls"][-1]
+    words = [word for word in last["argv"] if not word.startswith("model.start_from=")]
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    if recipe["model"]["start_from"]:
+        words.append(f"model.start_from=RUN{number - 1}/model")
+    loss = json.loads((training / LOG).read_text(encoding="utf-8").splitlines()[-1])["loss"]
+    minutes = sum(call["minutes"] for call in record["calls"])
+    cells = (
+        str(number),
+        f"`tad {' '.join(words)}`",
+        recipe["objective"]["name"],
+        f"{last['steps']:,} of {recipe['optimization']['tokens_per_step']:,} tokens",
+        f"{minutes:.1f}, {last['device']}",
+        f"{loss:.4f}",
+    )
+    return "| " + " | ".join(cells) + " |"
 
 
 def rollouts(folder: Path, model: Path) -> list[Trajectory]:
@@ -242,8 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     base = verbs.add_parser("base")
-    for name in ("eval", "store", "run", "model"):
+    for name in ("eval", "store"):
         base.add_argument(name, type=Path)
+    base.add_argument(
+        "run", type=Path, nargs="+", help="of `tad pretrain`, each from the weights of the one before"
+    )
+    base.add_argument("model", type=Path)
     students = verbs.add_parser("students")
     students.add_argument("recipe")
     students.add_argument("study", type=Path, help="the directory of the study")

@@ -177,7 +177,11 @@ def test_these_decoders_are_for_these_models(tiny_llada: LM) -> None:
         with pytest.raises(TadError, match=name.replace(".", r"\.")):
             decode(tiny_llada, [[1, 2, 3]], name, 32)
         assert name not in decoders_for(tiny_llada.model.shape.blocks)
-        assert name in decoders_for(lm("sdar").model.shape.blocks)
+    for name in set(decoders_for(None)) - {"one-by-one"}:
+        with pytest.raises(TadError, match=rf"'{name}'.*'sdar'.*rule=entropy"):
+            decode(lm("sdar"), [[1, 2, 3]], name, 32)
+    fitting = decoders_for(lm("sdar").model.shape.blocks)
+    assert set(fitting) == {"one-by-one", "fast-dllm-v2", "sdar", "llada2", "llada2.1"}
     for settings in ({"cache": "block"}, {"rule": "block-quota"}, {"stop": "block"}):
         with pytest.raises(TadError, match="block-by-block"):
             get_decoder("fast-dllm", "llada", **settings).prepared(32, 0)

@@ -39,7 +39,6 @@ BLOCK_DECODERS = [
     ("sdar", "sdar"),
     ("sdar", "llada2"),
     ("sdar", "llada2.1"),
-    ("sdar", "tad-cached"),
 ]
 
 

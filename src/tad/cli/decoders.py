@@ -35,10 +35,12 @@ def decoders(
     from rich.console import Console
 
     from tad.decoding import DECODERS, decoders_for, get_decoder
+    from tad.models import BlockLayout
 
     families = VARIED if family is None else (family,)
-    fitting = [one for one in DECODERS if family not in VARIED or one in decoders_for(None)]
-    names = fitting if name is None else [name]
+    names = [name] if name is not None else list(DECODERS)
+    if name is None and family is not None:
+        names = decoders_for(None if family in VARIED else BlockLayout(1, "absolute"))
     found = {(one, kind): get_decoder(one, kind) for one in names for kind in families}
     if as_json:
         typer.echo(json.dumps([as_record(decoder, kind) for (_, kind), decoder in found.items()], indent=2))

@@ -111,9 +111,15 @@ class Decoder:
         return replace(self, rule=replace(self.rule, per_block=(block, steps // blocks), opened=opened))
 
     def for_blocks(self, layout: BlockLayout | None) -> Decoder:
-        """With the block size of the model, for a schedule that goes by it; other schedules are as they are."""
+        """With the block size of the model, where both go by blocks of the model's own; where neither does, as it is."""
         schedule, rule = self.schedule, self.rule
         if not isinstance(schedule, BlockByBlock):
+            if layout is not None and layout.grid == "absolute":
+                # It would ask for tokens behind unfinished blocks, which such a model has not learned to predict.
+                raise TadError(
+                    f"decoder '{self.name}': schedule '{_label(schedule)}' is for models of full attention; this one is "
+                    "decoded block by block: use decoder 'sdar' or 'fast-dllm-v2', with any rule (rule=entropy is TAD's)"
+                )
             return self
         if layout is None or layout.grid != "absolute":
             raise TadError(
@@ -217,9 +223,12 @@ FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
 
 def decoders_for(layout: BlockLayout | None) -> list[str]:
     """The names of the decoders that a model of this attention can be decoded with."""
-    if layout is not None and layout.grid == "absolute":
-        return list(DECODERS)
-    return [name for name, decoder in DECODERS.items() if not isinstance(decoder.schedule, BlockByBlock)]
+    by_block = layout is not None and layout.grid == "absolute"
+    return [
+        name
+        for name, decoder in DECODERS.items()
+        if name == "one-by-one" or isinstance(decoder.schedule, BlockByBlock) == by_block
+    ]
 
 
 def get_decoder(name: str | Decoder, family: str = "llada", /, **overrides: Any) -> Decoder:
