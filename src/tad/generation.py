@@ -227,7 +227,7 @@ class Conversation:
     def switch(self, name: str, overrides: dict[str, Any]) -> None:
         """Decode with another method from now on; one that does not fit changes nothing."""
         found = get_decoder(name, self.lm.family.name, **overrides)
-        found.prepared(self.gen_length, self.lm.family.logit_shift)
+        found.for_blocks(self.lm.model.shape.blocks).prepared(self.gen_length, self.lm.family.logit_shift)
         self.decoder, self.name, self.overrides = found, name, overrides
 
     def ask(self, question: str) -> Generation:

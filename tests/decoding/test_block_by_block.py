@@ -11,6 +11,7 @@ from golden_lm import golden_lm as lm
 from golden_lm import golden_meta as meta
 from tad.decoding import Decoded, Step, decode, decoders_for, get_decoder
 from tad.errors import TadError
+from tad.generation import Conversation
 from tad.models import LM, SpecialTokens
 
 DECODER = {"fastdllm_v2": "fast-dllm-v2", "sdar": "sdar", "llada2": "llada2"}
@@ -180,6 +181,10 @@ def test_these_decoders_are_for_these_models(tiny_llada: LM) -> None:
     for name in set(decoders_for(None)) - {"one-by-one"}:
         with pytest.raises(TadError, match=rf"'{name}'.*'sdar'.*rule=entropy"):
             decode(lm("sdar"), [[1, 2, 3]], name, 32)
+    talk = Conversation(lm("sdar"), "sdar", 32)
+    with pytest.raises(TadError, match="'tad'"):
+        talk.switch("tad", {})
+    assert talk.name == "sdar"
     fitting = decoders_for(lm("sdar").model.shape.blocks)
     assert set(fitting) == {"one-by-one", "fast-dllm-v2", "sdar", "llada2", "llada2.1"}
     for settings in ({"cache": "block"}, {"rule": "block-quota"}, {"stop": "block"}):

@@ -284,7 +284,10 @@ def test_loading_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
 
 
-@pytest.mark.parametrize(("name", "family"), [("nano-llada", "llada"), ("nano-dream", "dream")])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("nano-llada", "llada"), ("nano-dream", "dream"), ("nano-fast-dllm-v2", "fast-dllm-v2")],
+)
 def test_bundled_models_load_by_name(name: str, family: str) -> None:
     lm = tad.load(name, device="cpu")
     assert lm.family.name == family

@@ -242,6 +242,19 @@ def test_models_tell_what_a_client_needs(plain: LM, server: Live) -> None:
             assert answer.status_code == 200, answer.text
 
 
+def test_a_block_diffusion_model_answers_with_its_own_decoders() -> None:
+    lm = tad.load("nano-fast-dllm-v2", device="cpu")
+    with live(lm, Settings()) as server:
+        (card,) = server.client().get("/v1/models").json()["data"]
+        assert {one["block"] for one in card["tad"]["decoders"]} == {32}
+        for one in card["tad"]["decoders"]:
+            wanted = tad.generate(lm, QUESTION, decoder=one["name"], gen_length=64)
+            answer = server.chat(QUESTION, max_tokens=64, decoder=one["name"]).json()
+            assert answer["choices"][0]["message"]["content"] == wanted.text
+        refused = server.chat(QUESTION, decoder="tad")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "decoder")
+
+
 def test_the_servers_own_decoder_and_threshold_are_the_default(plain: LM) -> None:
     with live(plain, Settings(decoder="fast-dllm", threshold=0.3, name="mine")) as server:
         answer = server.chat(QUESTION, max_tokens=32).json()

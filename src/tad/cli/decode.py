@@ -64,6 +64,7 @@ def generate(
         name, length, overrides = options.fill_defaults(model, adapter, decoder, gen_length, overrides)
         lm = options.load_model(model, adapter, device, dtype, to_decode=True, quantize=quantize)
     chosen = get_decoder(name, lm.family.name, **overrides)
+    chosen.for_blocks(lm.model.shape.blocks)  # refused before any prompt is
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
     encoded = [_encode(lm, question, length, raw, allow_special) for question in questions]

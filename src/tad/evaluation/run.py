@@ -67,7 +67,8 @@ class Runner:
         self.lm, self.recipe = lm, recipe
         self.identity = identity or Identity.of(lm)
         chosen = get_decoder(recipe.decoder, lm.family.name, **recipe.settings)
-        chosen.prepared(recipe.gen_length, lm.family.logit_shift)  # refuse it now, not at the first batch
+        # Refuse it now, not at the first batch.
+        chosen.for_blocks(lm.model.shape.blocks).prepared(recipe.gen_length, lm.family.logit_shift)
         self.decoder = chosen
         self._size = recipe.batch_size
 

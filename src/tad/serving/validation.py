@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tad.decoding import Decoder, check_prompt, decoders_for, get_decoder
@@ -31,7 +32,10 @@ class RequestValidator:
         self.name = settings.name or (source.resolve().name if source.is_dir() else lm.source)
         self.created = int(time.time())
         layout = lm.model.shape.blocks
-        self.decoders = {name: get_decoder(name, lm.family.name) for name in decoders_for(layout)}
+        self.decoders: dict[str, Decoder] = {}
+        for name in decoders_for(layout):
+            with suppress(TadError):  # sub-blocks that do not divide the model's block
+                self.decoders[name] = get_decoder(name, lm.family.name).for_blocks(layout)
         given = {} if settings.threshold is None else {"threshold": settings.threshold}
         self.decoder, self.default_tokens, own = lm.defaults.fill(settings.decoder, None, given)
         chosen = get_decoder(self.decoder, lm.family.name, **own).for_blocks(layout)
