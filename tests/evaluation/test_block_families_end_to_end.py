@@ -14,6 +14,7 @@ from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.evaluation import EvalRecipe
 from tad.evaluation.run import evaluate
+from tad.models import find_defaults
 from tad.models.family import FAST_DLLM_V2, LLADA2, SDAR, Family
 from tad.training.distill import distill
 from tad.training.recipe import DistillRecipe
@@ -69,6 +70,7 @@ def test_every_stage_takes_a_block_diffusion_model(family: Family, tmp_path: Pat
         done = distill(DistillRecipe.model_validate(values), tmp_path / name, quiet=True)
         log = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
         assert all(math.isfinite(line["loss"]) for line in log if "loss" in line)
+        assert find_defaults(base, done.path).decoder == find_defaults(base).decoder
     student = tad.load(base, adapter=done.path, device="cpu")
     for decoder in (family.name, "one-by-one"):
         asked = {"model": base, "tasks": [task], "decoder": decoder, "gen_length": LENGTH, "device": "cpu"}

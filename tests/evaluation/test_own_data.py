@@ -80,3 +80,9 @@ def test_many_epochs_and_few_questions_are_warned_of(tmp_path: Path, model: str)
     assert "291 epochs of 44 trajectories" in str(warn_of_epochs(many, [store]))
     assert "standard error of 18 points" in str(warn_of_few(5))
     assert warn_of_few(100) is None
+
+
+def test_a_block_diffusion_model_keeps_its_own_decoder(tmp_path: Path) -> None:
+    found = write_recipe(tmp_path / "my.yaml", "nano-fast-dllm-v2", write_questions(tmp_path / "a.jsonl", 20))
+    recipe = load_recipe(RunRecipe, str(found.recipe), [])
+    assert recipe.decoders == recipe.student_decoders == ["fast-dllm-v2"]

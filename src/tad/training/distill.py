@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments, set_seed
 
-from tad.decoding import DECODERS
+from tad.decoding import decoders_for
 from tad.errors import TadError
 from tad.files import hash_file
 from tad.models import LM, load
@@ -138,7 +138,10 @@ def _train(
     with explained(recipe):
         trainer.run(checkpoint)
     finished = trainer.state.global_step >= steps
-    path = write_result(trainer, recipe, out, trajectories.metas[0].gen_length, started) if finished else out
+    defaults: dict[str, Any] = {"gen_length": trajectories.metas[0].gen_length}
+    if recipe.objective.name in decoders_for(lm.model.shape.blocks):  # else the base's own stays
+        defaults["decoder"] = recipe.objective.name
+    path = write_result(trainer, recipe, out, defaults, started) if finished else out
     if recipe.fp8_base_forward:
         restore_base(lm.model)
     if arguments.should_save:
@@ -310,9 +313,13 @@ def _choose_gpu(arguments: TrainingArguments, device: torch.device) -> None:
 
 
 def write_result(
-    trainer: LossTrainer, recipe: DistillRecipe, out: Path, gen_length: int, started: Factors | None = None
+    trainer: LossTrainer,
+    recipe: DistillRecipe,
+    out: Path,
+    defaults: Mapping[str, Any],
+    started: Factors | None = None,
 ) -> Path:
-    """The adapter directory, or the model's released layout; whole or not at all. It says how it is decoded."""
+    """The adapter directory, or the model's released layout; whole or not at all. `defaults` say how it is decoded."""
     path = out / (MODEL if recipe.full else ADAPTER)
     state = gather_weights(trainer.accelerator.unwrap_model(trainer.model).student)
     if trainer.args.should_save:
@@ -323,9 +330,7 @@ def write_result(
                 save_stacked(state, folder, trainer.spec.adapter, started)
             else:
                 save_weights(state, folder, trainer.spec.adapter)
-            decoder = recipe.objective.name
-            own = {"decoder": decoder} if decoder in DECODERS else {}
-            write_defaults(folder, gen_length=gen_length, **own)
+            write_defaults(folder, **defaults)
     return path
 
 

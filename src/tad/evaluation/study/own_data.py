@@ -54,8 +54,8 @@ evaluate:
   tasks:
     - {{name: {test_task}}}
   batch_size: 16
-decoders: [fast-dllm]  # of the base, beside one token at a time
-student_decoders: [tad]
+decoders: [{decoder}]  # of the base, beside one token at a time
+student_decoders: [{student_decoder}]
 """
 
 
@@ -83,7 +83,7 @@ def write_recipe(
     asked = get_task("jsonl", path=test).examples()
     _refuse_shared(data, examples, test, asked)
     defaults, facts = find_defaults(model), describe(model)
-    small = facts.parameters < _SMALL
+    small, full = facts.parameters < _SMALL, facts.shape.blocks is None
     visited = len(examples) * STATES
     epochs = round(min(_EPOCHS, max(1.0, _VISITED / visited)), 1)
     # About 100 steps, and a batch that a third of the trajectories can fill.
@@ -110,6 +110,9 @@ def write_recipe(
         epochs=epochs,
         batch=batch,
         micro=min(batch, 64 if small else 4),
+        # A block-diffusion model keeps its own decoder: others are for full attention.
+        decoder="fast-dllm" if full else defaults.decoder,
+        student_decoder="tad" if full else defaults.decoder,
     )
     write_whole(out, text)
     return Written(out, files, tuple(_warn(examples, asked)))
