@@ -8,7 +8,6 @@ Without CUDA a step simply runs, every time.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -63,15 +62,8 @@ class CudaGraphCache:
         ):  # a pool dies with the last graph that uses it, and cannot be taken up again
             self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (a server's) may allocate meanwhile; only this one must not. Nor may it free: a garbage collection that
-        # meets the graphs of a dropped engine would release their memory and so spoil the capture.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                launch()
-        finally:
-            if collects:
-                gc.enable()
+        # Other threads (a server's) may allocate meanwhile; only this one must not.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            launch()
         replay: Launch = graph.replay
         return replay
