@@ -7,7 +7,7 @@ from tad.evaluation.recipe import EvalRecipe, list_tasks
 from tad.evaluation.run import Identity, Runner
 from tad.evaluation.summary import measure
 from tad.models import LM
-from tad.training.distill import Evaluate
+from tad.training.distill import Evaluate, student_decoder
 from tad.training.recipe import DistillRecipe
 from tad.trajectories.store import TrajectoryStore
 
@@ -19,12 +19,13 @@ def quick_evaluation(recipe: DistillRecipe) -> Evaluate | None:
         return None
     tasks = list_tasks(section.tasks, section.split, section.limit)
     questions = Questions(tasks)
-    values = section.model_dump(include={"decoder", "batch_size", "settings"})
+    values = section.model_dump(include={"batch_size", "settings"})
     length = section.gen_length or TrajectoryStore.open(recipe.trajectories[0]).meta.gen_length
-    asked = EvalRecipe(model=recipe.model, tasks=tasks, gen_length=length, **values)
     unnamed = Identity("", None, "")  # nothing is kept, so the weights need no fingerprint
 
     def evaluate(lm: LM, step: int) -> dict[str, float]:
+        decoder = section.decoder or student_decoder(recipe, lm) or lm.defaults.decoder
+        asked = EvalRecipe(model=recipe.model, tasks=tasks, decoder=decoder, gen_length=length, **values)
         rows = [row for batch in Runner(lm, asked, unnamed).run(questions.items) for row in batch]
         rows = questions.grade(rows)
         found: dict[str, float] = {}

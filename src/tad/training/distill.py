@@ -139,8 +139,8 @@ def _train(
         trainer.run(checkpoint)
     finished = trainer.state.global_step >= steps
     defaults: dict[str, Any] = {"gen_length": trajectories.metas[0].gen_length}
-    if recipe.objective.name in decoders_for(lm.model.shape.blocks):  # else the base's own stays
-        defaults["decoder"] = recipe.objective.name
+    if (decoder := student_decoder(recipe, lm)) is not None:
+        defaults["decoder"] = decoder
     path = write_result(trainer, recipe, out, defaults, started) if finished else out
     if recipe.fp8_base_forward:
         restore_base(lm.model)
@@ -310,6 +310,12 @@ def _choose_gpu(arguments: TrainingArguments, device: torch.device) -> None:
     if device.index is not None:
         torch.cuda.set_device(device)
         arguments.__dict__["_setup_devices"] = device  # a cached property
+
+
+def student_decoder(recipe: DistillRecipe, lm: LM) -> str | None:
+    """The decoder that goes with the objective, where there is one and it fits the model; None: the base's own."""
+    name = recipe.objective.name
+    return name if name in decoders_for(lm.model.shape.blocks) else None
 
 
 def write_result(

@@ -66,7 +66,8 @@ class EvaluationSection(Recipe):
     limit: Positive = 64
     """Examples of each task."""
     split: str | None = None
-    decoder: str = "tad"
+    decoder: str | None = None
+    """Default: the student's own."""
     gen_length: Positive | None = None
     """Default: that of the trajectories."""
     batch_size: Positive = 16
