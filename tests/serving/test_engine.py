@@ -302,7 +302,7 @@ def test_rows_of_a_similar_width_share_forwards_and_others_do_not(
     gate = Gate(plain, monkeypatch)
     with running(plain) as engine:
         heard = [Heard() for _ in range(3)]
-        for text, one in zip(("short", "short as well", "long " * 30), heard, strict=True):
+        for text, one in zip(("short", "short as well", "long " * 70), heard, strict=True):
             engine.submit(job(plain, text, 8), one)
         gate.let(1)
         gate.wait_for(2)
