@@ -32,3 +32,17 @@ def test_the_teachers_order_is_the_surest_token_first() -> None:
     wanted = decode(lm, prompts, "llada2", LENGTH, rule="best", stop="end", cache="none")
     assert [row.tokens for row in rows] == [row.tokens for row in wanted]
     assert [row.n_real for row in rows] == [sum(step > 0 for step in row.steps) for row in wanted]
+
+
+def test_a_smaller_block_is_a_part_of_the_models_from_left_to_right() -> None:
+    lm, prompts = golden_lm("fastdllm_v2"), golden_meta("fastdllm_v2")["prompts"]
+    size = int(lm.model.shape.blocks.size) // 2
+    rows = roll_out(lm, prompts, prompts, LENGTH, RolloutConfig(block=size, stop_at_end=False))
+    wanted = decode(lm, prompts, "fast-dllm-v2", LENGTH, rule="best", sub_block=size, store=False, stop="off")
+    assert [row.tokens for row in rows] == [row.tokens for row in wanted]
+    for row, other in zip(
+        rows, wanted, strict=True
+    ):  # what its last block reveals behind the canvas is cut off
+        assert row.reveal == [sorted(other.steps).index(step) + 1 for step in other.steps]
+    whole = roll_out(lm, prompts, prompts, LENGTH, RolloutConfig(stop_at_end=False))
+    assert [row.reveal for row in whole] != [row.reveal for row in rows]

@@ -92,7 +92,8 @@ class RolloutConfig:
             raise TadError(f"gen_length {length} is not a multiple of the block length {self.block}")
 
     def decoder(self, length: int, logit_shift: int, layout: BlockLayout | None = None) -> Decoder:
-        """The decoder whose reveals are this rollout. A block-diffusion model (`layout`) goes by its own blocks."""
+        """The decoder whose reveals are this rollout. A block-diffusion model (`layout`) goes by its own blocks, each in parts of
+        `block` from left to right where that is smaller."""
         rule: Strategy = InOrder(self.order, self.floor or None)
         block = self.block
         if self.order == "teacher":  # a floor would take its own choice instead
@@ -106,7 +107,7 @@ class RolloutConfig:
         schedule: Schedule = found.schedule
         cache = found.cache
         if layout is not None and layout.grid == "absolute":
-            schedule = BlockByBlock(sub_block=1 if block == 1 else None, store=False)
+            schedule = BlockByBlock(sub_block=block if block < int(layout.size) else None, store=False)
             if self.cache == "none" and self.one_forward:
                 cache = BlockCache()  # exact
         return Decoder(schedule, rule, cache, found.sampling, found.stop, name="rollout").prepared(
