@@ -101,8 +101,12 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "run" / "adapter" / "README.md").unlink(missing_ok=True)
     (tmp_path / "run" / "adapter" / "optimizer.pt").write_bytes(b"pickle")
     record = {
-        "calls": [{"steps": 7, "trajectories": 3, "device": "cpu"}],
-        "recipe": {"model": "owner/base", "objective": {"name": "tad", "window": 4}, "batch": {"size": 2}},
+        "calls": [{"steps": 7, "trajectories": 3, "device": "cpu", "window": "4, the cap"}],
+        "recipe": {
+            "model": "owner/base",
+            "objective": {"name": "tad", "window": "speed"},
+            "batch": {"size": 2},
+        },
     }
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     return tmp_path / "run"
@@ -117,7 +121,11 @@ def test_an_adapter_goes_up_with_a_card_and_without_pickles(hub: Hub, run: Path)
     assert found["adapter_model.safetensors"] == (run / "adapter" / "adapter_model.safetensors").read_bytes()
     assert hub.private["me/student"]
     card = found["README.md"].decode()
-    for part in ("base_model: owner/base", 'adapter="me/student"', "Objective tad (window 4), 7 steps"):
+    for part in (
+        "base_model: owner/base",
+        'adapter="me/student"',
+        "Objective tad (window speed: 4, the cap), 7 steps",
+    ):
         assert part in card
     push(run, "me/student")  # again: the repository is there
 

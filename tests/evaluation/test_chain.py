@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from tad.evaluation.study.pool import ModelPool
 from tad.evaluation.study.recipe import lay_over
 from tad.files import finite
 from tad.training.distill import distill
+from tad.training.record import last_call, read_record
 from tad.trajectories.store import Trajectory, TrajectoryStore
-from tad.trajectories.window import Decay, Window, WindowReport, explain_windows
+from tad.trajectories.window import Decay, Window, WindowReport, explain_windows, read_report
+from tad.trajectories.window import write_report as write_window
 
 WORK = ("collect", "window", "distill", "evaluate")
 
@@ -42,6 +44,9 @@ def test_every_stage_leaves_its_directory(world: Path, done: tuple[Path, Listene
     for name in ("quality", "speed"):
         assert tad.load(world / "llada", adapter=out / "students" / name / "adapter", device="cpu").peft
         assert not list((out / "students" / name).glob("checkpoint-*"))
+    measured = read_report(out / "trajectories").windows["quality"]
+    windows = [last_call(read_record(out / "students" / name))["window"] for name in ("quality", "speed")]
+    assert windows == [str(measured), None]  # the second is given as a number
     assert sorted(path.name for path in (out / "evaluation").iterdir()) == ["base", "quality", "speed"]
     assert {path.suffix for path in (out / "tables").iterdir()} == {".md", ".csv", ".json"}
 
@@ -239,6 +244,20 @@ def test_a_window_that_is_not_reached_is_said_with_its_stand_in() -> None:
     assert "quality window 2" in reached
     assert "speed window 3, the cap" in cap
     assert "4 trajectories" in few
+
+
+def test_a_table_names_the_students_whose_window_is_the_cap(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(done[0], out)
+    report = read_report(out / "trajectories")
+    cap = Window(0.5, math.nan, 8, math.nan, math.nan)
+    write_window(replace(report, windows={**report.windows, "quality": cap}), out / "trajectories")
+    note = Chain(run_recipe(world), out).table().note
+    assert note is not None
+    assert f"quality {cap}" in note
+    assert "speed" not in note  # a number
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,8 @@ def test_the_page_has_the_numbers_and_names_of_tad_points(folder: Path, page: st
             assert theirs["scopes"][scope]["accuracy"]["value"] == found.accuracy.value
             assert theirs["scopes"][scope]["accuracy"]["se"] == found.accuracy.se
         assert row.title in text
-        assert f"{row.scopes[table.scope].tpf.value:.2f}" in text
+        found = row.scopes[table.scope]
+        assert f"{row.title} {found.accuracy.value:.1f} @ {found.tpf.value:.2f}" in text  # its bar, in words
     assert shown["y_max"] == table.y_max
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from tad.evaluation.study.plan import DONE, MISSING, TRAINED, UNGRADED, WAITING
 from tad.files import claiming
 from tad.training.record import read_record
 from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.window import Decay, Window, WindowReport, write_report
 
 BASE = Base("model", "tokenizer", "llada", "float32")
 
@@ -59,6 +61,22 @@ def test_varied_and_inherited_methods_are_written_out(world: Path) -> None:
     assert found["plain"].distill() == {"objective": {"name": "tad", "window": 2, "teacher": "plain"}}
     assert (found["plain"].store, found["cached"].store, found["base"].store) == ("plain", "teacher", None)
     assert found["v2"].absent
+
+
+def test_a_table_names_the_students_whose_window_is_the_cap(world: Path, tmp_path: Path) -> None:
+    measured = {"tad": {"title": "TAD-S", "distill": {"objective": {"window": "speed"}}}}
+    study = Study(study_recipe(world, methods=measured), tmp_path)
+    cell = study.cell("tad", 0)
+    assert cell is not None
+    assert cell.source is not None
+    cap, decay = Window(0.2, math.nan, 8, math.nan, math.nan), Decay([0.9], [0.9], [0.9], [1], 1, 1, False)
+    store = study.store_folder(cell.source)
+    store.mkdir(parents=True)
+    write_report(WindowReport("teacher", "m", decay, decay, {"speed": cap}), store)
+    main, windows = study.tables()
+    assert main.note is not None
+    assert main.note.count(f"TAD-S {cap}") == 1  # of two seeds
+    assert windows.note is None  # windows 1 and all
 
 
 def titles_of(world: Path, title: str | None) -> list[str]:

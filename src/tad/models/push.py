@@ -99,6 +99,8 @@ def make_card(folder: Path, repo: str, record: dict[str, Any]) -> str:
     if recipe:
         call = (record.get("calls") or [{}])[-1]
         objective = recipe.get("objective", {})
+        if call.get("window"):  # named in the recipe, and measured
+            objective = {**objective, "window": f"{objective['window']}: {call['window']}"}
         settings = ", ".join(f"{key} {value}" for key, value in objective.items() if key != "name")
         lines += [
             "## Training",

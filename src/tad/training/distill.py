@@ -36,7 +36,7 @@ from tad.training.record import write_record
 from tad.training.states import TrajectorySet, read_stores
 from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
 from tad.training.weights import gather_weights, save_model, save_stacked, save_weights
-from tad.trajectories.window import read_window
+from tad.trajectories.window import LEVELS, read_report, read_window
 
 ADAPTER, MODEL = "adapter", "model"
 Evaluate = Callable[[LM, int], Mapping[str, float]]
@@ -150,6 +150,7 @@ def _train(
             recipe.model_dump(mode="json"),
             finished=finished,
             objective=asdict(objective),
+            window=_describe_window(recipe),
             **facts(lm, trajectories, data, trainer),
             minutes=round((time.monotonic() - began) / 60, 2),
         )
@@ -219,6 +220,12 @@ def build_objective(recipe: DistillRecipe, lm: LM) -> Objective:
         layout=lm.model.shape.blocks,
         **settings,
     )
+
+
+def _describe_window(recipe: DistillRecipe) -> str | None:
+    """What a window that the recipe names was measured as; None where it is given, or there is none."""
+    window = recipe.objective.settings.get("window")
+    return str(read_report(recipe.trajectories[0]).windows[window]) if window in LEVELS else None
 
 
 def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool) -> LossModule:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -277,6 +277,17 @@ def read_window(folder: str | Path, window: int | str) -> int:
             f"window '{window}' has not been measured: run 'tad window {folder}' first, or give a number"
         )
     return read_report(folder).windows[window].window
+
+
+def explain_caps(used: Iterable[tuple[str, str | Path, int | str | None]]) -> str | None:
+    """A sentence about the windows of (student, store, window as its recipe gives it) that are the cap of the measurement."""
+    found: dict[str, None] = {}
+    for student, folder, window in used:
+        if window in LEVELS and (Path(folder) / WINDOW).is_file():
+            measured = read_report(folder).windows[str(window)]
+            if not measured.reached:
+                found[f"{student} {measured}"] = None
+    return f"Windows whose level the confidence does not fall to: {'; '.join(found)}." if found else None
 
 
 def _with_nan(value: Any) -> Any:

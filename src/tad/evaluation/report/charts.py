@@ -246,6 +246,18 @@ class Bar:
     style: Style
 
 
+def chart_accuracies(table: ResultTable, styles: Mapping[str, Style], name: str) -> Chart | None:
+    """Accuracy of each method at its default setting, with its tokens per forward."""
+    bars = []
+    for row in (row for row in table.rows if row.scopes):
+        found = row.scopes[table.scope]
+        one, tpf = found.accuracy, found.tpf.value
+        interval = one.interval or (one.value, one.value)
+        bars.append(Bar(row.title, one.value, interval, f"{one.value:.1f} @ {tpf:.2f}", styles[row.title]))
+    title = f"Accuracy @ TPF, {shorten(table.scope)}"
+    return _chart_bars(table, bars, title, "accuracy, %", name, ticks=range(0, 101, 20))
+
+
 def chart_speeds(table: ResultTable, styles: Mapping[str, Style], name: str) -> Chart | None:
     """Tokens per forward of each method at the target accuracy."""
     if table.scope not in table.targets or table.targets[table.scope] <= 0:
@@ -276,7 +288,14 @@ def chart_areas(table: ResultTable, styles: Mapping[str, Style], name: str) -> C
     return _chart_bars(table, bars, title, "AUP (weighted area under accuracy)", name)
 
 
-def _chart_bars(table: ResultTable, bars: list[Bar], title: str, label: str, name: str) -> Chart | None:
+def _chart_bars(
+    table: ResultTable,
+    bars: list[Bar],
+    title: str,
+    label: str,
+    name: str,
+    ticks: Sequence[float] | None = None,
+) -> Chart | None:
     """Longest first."""
     if not bars:
         return None
@@ -301,7 +320,10 @@ def _chart_bars(table: ResultTable, bars: list[Bar], title: str, label: str, nam
         axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
         axes.grid(False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.set_xlim(0, 1.42 * max(max(bar.value, bar.interval[1]) for bar in bars) or 1.0)
+        room = 1.2 + 0.03 * max(len(bar.text) for bar in bars)  # for the text behind the longest
+        axes.set_xlim(0, room * max(max(bar.value, bar.interval[1]) for bar in bars) or 1.0)
+        if ticks is not None:
+            axes.set_xticks(ticks)
         axes.set_ylim(-0.6, len(bars) - 0.4)
         axes.set_xlabel(label)
 

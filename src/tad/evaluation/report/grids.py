@@ -50,6 +50,8 @@ def grid_trainings(trainings: Sequence[TrainingData]) -> Grid:
         steps = [line["step"] for line in run.log if "step" in line]
         done = call.get("steps") or (max(steps) if steps else 0)
         section = {key: value for key, value in (recipe.get("objective") or {}).items() if key != "name"}
+        if call.get("window"):  # named in the recipe, and measured
+            section["window"] = f"{section['window']}: {call['window']}"
         learning = recipe.get("learning") or recipe.get("optimization") or {}
         losses, held_out = (
             [line[key] for line in run.log if line.get(key) is not None] for key in ("loss", "held_out_loss")

@@ -44,7 +44,7 @@ class Report:
 
 @dataclass(frozen=True)
 class TableCharts:
-    """Of one table: its first scope, speeds and areas; and the other scopes."""
+    """Of one table: the curves of its first scope, its bars; and the other scopes."""
 
     first: list[Chart]
     scopes: list[Chart]
@@ -120,7 +120,8 @@ def _chart_table(table: ResultTable, styles: Mapping[str, Style], name: str) -> 
     ]
     speeds = charts.chart_speeds(table, styles, f"{name}-speeds")
     areas = charts.chart_areas(table, styles, f"{name}-areas")
-    return TableCharts([curves[0], *_present([speeds, areas])], curves[1:])
+    accuracies = charts.chart_accuracies(table, styles, f"{name}-accuracies")
+    return TableCharts([curves[0], *_present([accuracies, speeds, areas])], curves[1:])
 
 
 def _chart_history(found: Gathered) -> dict[str, list[Chart]]:

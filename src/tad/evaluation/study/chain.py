@@ -14,6 +14,7 @@ is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -34,7 +35,7 @@ from tad.training.recipe import DistillRecipe
 from tad.training.record import RECORD, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.window import WINDOW
+from tad.trajectories.window import WINDOW, explain_caps
 
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
@@ -163,7 +164,12 @@ class Chain:
         notes: list[str] = []
         names = ("base", *(one.name for one in self.trainings), *self.recipe.adapters)
         groups = group_runs(load_runs([self.sweep(name) for name in names], notes), notes)
-        return tabulate(groups[0], self.recipe.tolerance, title=self.recipe.name)
+        windows = []
+        for one in self.trainings:
+            settings = self.recipe.distill_recipe(one.name, one.store, one.values).objective.settings
+            windows.append((one.name, self.out / one.store, settings.get("window")))
+        table = tabulate(groups[0], self.recipe.tolerance, title=self.recipe.name)
+        return replace(table, note=explain_caps(windows))
 
     def _report(self) -> None:
         from tad.evaluation.report import write_report

@@ -29,6 +29,7 @@ from tad.evaluation.study.recipe import StudyRecipe, Values
 from tad.evaluation.study.tuning import TrialResult, Tuning
 from tad.evaluation.sweep import FIRST
 from tad.evaluation.tables import shorten
+from tad.trajectories.window import explain_caps
 
 STUDY = "study.json"
 DONE, UNGRADED, TRAINED, MISSING, WAITING = "done", "not graded", "trained", "missing", "waits for tuning"
@@ -306,10 +307,19 @@ class StudyPlan:
                 planned = 0 if method.absent else len(self.seeds_of(method, table))
                 specs.append(RowSpec(name, method.title, known[table, name], planned, method.absent or ""))
             tolerance = self.recipe.tolerance
-            found.append(
-                analyse(table, section.title, specs, base, baseline, tolerance, everyone, note=section.note)
-            )
+            note = " ".join(filter(None, (section.note, explain_caps(self._windows(table))))) or None
+            found.append(analyse(table, section.title, specs, base, baseline, tolerance, everyone, note=note))
         return found
+
+    def _windows(self, table: str) -> Iterator[tuple[str, Path, int | str | None]]:
+        """Title, store and window of every student of a table."""
+        for name in self.rows_of(table):
+            method = self.methods[name]
+            seeds = [] if method.absent else self.seeds_of(method, table)
+            for cell in (self.cell(name, seed) for seed in seeds):
+                if cell is not None and cell.source is not None:
+                    settings = self.hashes.training(cell, "", None).objective.settings
+                    yield method.title, self.store_folder(cell.source), settings.get("window")
 
     def costs(self) -> list[StudentCost]:
         """Of every student, its first seed, as far as trajectories are collected; of one with several decoders once."""
