@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import tad
-from tad.config import parse_recipe
+from tad.config import load_recipe, parse_recipe
 from tad.errors import TadError
 from tad.evaluation import EvalRecipe
 from tad.evaluation.run import evaluate
+from tad.evaluation.study import Chain, RunRecipe
 from tad.models import find_defaults
 from tad.models.family import FAST_DLLM_V2, LLADA2, SDAR, Family
 from tad.training.distill import distill
@@ -77,3 +78,29 @@ def test_every_stage_takes_a_block_diffusion_model(family: Family, tmp_path: Pat
         asked["settings"] = {"fast-dllm-v2": {"sub_block": 4}, "one-by-one": {"block": 8}}.get(decoder, {})
         found = evaluate(student, parse_recipe(EvalRecipe, asked), tmp_path / f"eval-{decoder}")
         assert len(list(found.rows())) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [FAST_DLLM_V2, SDAR], ids=lambda family: family.name)
+def test_the_bundled_rounds_of_a_family_run_from_rollouts_to_page(family: Family, tmp_path: Path) -> None:
+    tasks = {}
+    for part, numbers in (("train", range(8)), ("test", range(8, 12))):
+        tasks[part] = tmp_path / f"{part}.jsonl"
+        lines = [{"question": "q" * (3 + i), "reference": f"so {i}", "answer": str(i)} for i in numbers]
+        tasks[part].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    small = [
+        f"model={write_checkpoint(tmp_path / 'base', family, scale=2.0)}", "device=cpu", "rounds=2",
+        f"collect.tasks=[{{name: 'jsonl:{tasks['train']}'}}]", "collect.gen_length=16", "collect.block=8",
+        "collect.keep=all", "window.limit=4", "window.states=2", "distill.adapter.rank=2", "distill.learning.steps=2",
+        "distill.batch={size: 4, micro: 4}", "distill.precision=fp32", "student_first=false",
+        f"evaluate.tasks=[{{name: 'jsonl:{tasks['test']}'}}]", "evaluate.thresholds={confidence: [0.9]}",
+        "evaluate.settings={block: 8}",
+    ]  # fmt: skip
+    chain = Chain(load_recipe(RunRecipe, f"run-{family.name}-ltr", small), tmp_path / "run")
+    assert chain.run()
+    second = TrajectoryStore.open(tmp_path / "run" / "trajectories-ltr-round2")
+    assert second.meta.recipe["order"] == "left-to-right"
+    assert len(list(second.rows())) == 4  # its half of the prompts
+    names = [f"{name}, {family.name}" for name in ("base", "ltr-round1", "ltr-round2")]
+    assert [row.method for row in chain.table().rows][1:] == names
+    assert (tmp_path / "run" / "report" / "report.html").is_file()
