@@ -2,7 +2,8 @@
 
     python bench/bundle.py base EVAL STORE RUN [RUN ...] MODEL                   # README.md of a base trained with `tad pretrain`
     python bench/bundle.py students study-nano-llada runs/study [--seed 0]       # src/tad/bundled/BASE-quality and BASE-speed
-    python bench/bundle.py students study-rounds-nano-llada runs/rounds tuning=null    # src/tad/bundled/BASE-ltr
+    python bench/bundle.py students study-rounds-nano-llada runs/rounds tuning=null    # src/tad/bundled/BASE-ltr; also study-blocks
+    python bench/bundle.py decoder BASE-ltr EVAL RUN [RUN ...]                   # its default: the fastest RUN near EVAL, the base's
 
 EVAL is a run of `tad eval` (one token per forward), STORE one of `tad collect keep=all` with its window measured: accuracy without
 and with the reference. Rollouts of programs that were collected without a sandbox (`graded: false`) are graded here. The
@@ -26,11 +27,13 @@ from torch import Tensor
 from tad.config import load_recipe
 from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
+from tad.evaluation.compare import compare_runs
 from tad.evaluation.results import Results
 from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
 from tad.models import load
+from tad.models.defaults import write_defaults
 from tad.models.lora import CONFIG, WEIGHTS
 from tad.models.source import BUNDLED
 from tad.tasks import Score, get_task
@@ -44,6 +47,7 @@ LEVELS = ("1", "2", "3", "4", "5")
 STUDENTS = {
     "study-nano": {"tad-quality": "quality", "tad-speed": "speed"},
     "study-rounds": {"ltr/round=4": "ltr"},
+    "study-blocks": {"ltr-rounds/round=4": "ltr"},
 }
 # What a base is, and whose released layout it has.
 FAMILIES = {
@@ -176,8 +180,8 @@ def accuracy_table(results: Results, rollouts: list[Trajectory]) -> str:
     return "\n".join(lines)
 
 
-def bundle_students(study: Study, seed: int) -> None:
-    """The students of one training seed: the adapter in bf16, its record and its card."""
+def bundle_students(study: Study, seed: int, command: str) -> None:
+    """The students of one training seed: the adapter in bf16, its record and its card. `command`: what made the study."""
     table = study.tables()[0]
     names = next(names for start, names in STUDENTS.items() if study.recipe.name.startswith(start))
     for method, name in names.items():
@@ -194,6 +198,7 @@ def bundle_students(study: Study, seed: int) -> None:
         shutil.rmtree(dest, ignore_errors=True)
         dest.mkdir()
         config = json.loads((result / CONFIG).read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = study.recipe.model  # wherever the base was then
         weights = load_file(result / WEIGHTS)
         if config["r"] > RANK:
             weights = truncate(weights, config["lora_alpha"] / config["r"])
@@ -202,9 +207,9 @@ def bundle_students(study: Study, seed: int) -> None:
         weights = {key: value.to(torch.bfloat16).contiguous() for key, value in weights.items()}
         save_file(weights, dest / WEIGHTS, {"format": "pt"})
         (dest / WEIGHTS).chmod(0o644)
-        record = clean(read_record(folder))
+        record = clean(read_record(folder), study.recipe.model)
         (dest / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        card = student_card(study, table, method, name, config["r"], record)
+        card = student_card(study, table, method, name, config["r"], record, command)
         (dest / "README.md").write_text(card, encoding="utf-8")
         print(f"{dest}: {sum(path.stat().st_size for path in dest.iterdir()) / 1e6:.2f} MB")
 
@@ -221,14 +226,15 @@ def truncate(weights: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     return found
 
 
-def clean(record: dict[str, Any]) -> dict[str, Any]:
-    """Without the folders of the machine where it was made."""
+def clean(record: dict[str, Any], model: str) -> dict[str, Any]:
+    """Without the folders of the machine where it was made; `model` is the base's name."""
     for call in record["calls"]:
         for key in _DROPPED:
             call.pop(key, None)
         for store in call["stores"]:
             store["folder"] = Path(store["folder"]).name
     recipe = record["recipe"]
+    recipe["model"] = model
     recipe["trajectories"] = [Path(path).name for path in recipe["trajectories"]]
     if recipe["start"]:
         recipe["start"] = str(Path(*Path(recipe["start"]).parts[-2:]))
@@ -236,7 +242,13 @@ def clean(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def student_card(
-    study: Study, table: ResultTable, method: str, name: str, rank: int, record: dict[str, Any]
+    study: Study,
+    table: ResultTable,
+    method: str,
+    name: str,
+    rank: int,
+    record: dict[str, Any],
+    command: str,
 ) -> str:
     base, recipe, call = study.recipe.model, record["recipe"], record["calls"][-1]
     rate, batch, window = recipe["learning"]["lr"], recipe["batch"]["size"], call["objective"]["window"]
@@ -249,7 +261,7 @@ def student_card(
         )
         training = f"""Four rounds from left to right, each with its own quarter of the prompts, the reference only where needed and the last
 student as teacher: {call["steps"]} steps of {batch} states a round, rate {rate:g}, seed {recipe["seed"]}; the last on {call["trajectories"]:,} trajectories, window
-{window}. `tad study study-rounds-{base} tuning=null` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
+{window}. `{command}` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
     else:
         title, kept = f"{name.capitalize()} student", ""
         training = f"""TAD on {call["trajectories"]:,} privileged trajectories, window {window} ({name}, measured), lambda {call["objective"]["lambda_"]:g}, {recipe["states"]} states per trajectory and
@@ -274,6 +286,44 @@ The {title} of [{base}](../{base}): a LoRA adapter of rank {rank} on all seven p
 {as_markdown(shown).replace("### ", "## ", 1)}"""
 
 
+def choose_decoder(student: Path, base: Path, runs: list[Path], truncated: list[Path] | None) -> None:
+    """The fastest run within the tolerance of the base's is the student's default, or the most accurate where none is. Its card
+    says so, and what `truncated`, a run with the whole adapter and one with the bundled, shows."""
+    found = compare_runs([base, *runs]).table
+    first, *tried = (row.scopes[found.scope] for row in found.rows)
+    target = first.accuracy.value - found.tolerance
+    metas = [Results.open(run).meta for run in runs]
+    points = [(one.accuracy.value, one.tpf.value, meta) for one, meta in zip(tried, metas, strict=True)]
+    near = [point for point in points if point[0] >= target]
+    best = max(near, key=lambda point: point[1]) if near else max(points, key=lambda point: point[:2])
+    accuracy, tpf, meta = best
+    name, threshold = meta.decoder["name"], meta.decoder["threshold"]
+    write_defaults(student, gen_length=meta.gen_length, decoder=name, threshold=threshold)
+    names = " and ".join(f"`{name}`" for name in sorted({one.decoder["name"] for one in metas}))
+    low, high = (pick(one.decoder["threshold"] for one in metas) for pick in (min, max))
+    bar = f"within {found.tolerance:g} points of the base's {first.accuracy.value:.1f} % at one token"
+    why = f"fastest {bar}" if near else f"most accurate; none is {bar}"
+    lines = [
+        f"`{name}` at {threshold:g} is its default decoder: of {len(runs)} settings ({names}, thresholds {low:g} to {high:g}) on "
+        f"{sum(found.tasks.values())} {meta.tasks[0]['split']} problems the {why} ({accuracy:.1f} @ {tpf:.2f})."
+    ]
+    if truncated is not None:
+        found = compare_runs(truncated).table
+        whole, cut = (row.scopes[found.scope] for row in found.rows)
+        assert cut.to_base is not None
+        points = cut.to_base.accuracy
+        asked = Results.open(truncated[1]).meta
+        lines.append(
+            f"The truncation of its rank: {points.with_interval(1, '+')} points and a TPF of {cut.tpf.value:.2f} instead of "
+            f"{whole.tpf.value:.2f} on {sum(found.tasks.values())} {asked.tasks[0]['split']} problems at {asked.decoder['threshold']:g}."
+        )
+    card = student / "README.md"
+    head, _, table = card.read_text(encoding="utf-8").partition("## Measured\n")
+    table = table[table.index("| method") :]
+    card.write_text(head + "\n".join(["## Measured", *lines, "", table]), encoding="utf-8")
+    print("\n".join(lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -289,10 +339,18 @@ def main() -> None:
     students.add_argument("study", type=Path, help="the directory of the study")
     students.add_argument("overrides", nargs="*", help="section.field=value, as the study was run")
     students.add_argument("--seed", type=int, default=0)
+    decoder = verbs.add_parser("decoder")
+    decoder.add_argument("student", help="a bundled one")
+    decoder.add_argument("eval", type=Path, help="of the base, one token per forward")
+    decoder.add_argument("run", type=Path, nargs="+", help="of the student, at one setting")
+    decoder.add_argument("--truncated", type=Path, nargs=2, metavar=("WHOLE", "BUNDLED"))
     options = parser.parse_args()
     if options.verb == "students":
         recipe = load_recipe(StudyRecipe, options.recipe, options.overrides)
-        bundle_students(Study(recipe, options.study), options.seed)
+        command = " ".join(["tad study", options.recipe, *options.overrides])
+        bundle_students(Study(recipe, options.study), options.seed, command)
+    elif options.verb == "decoder":
+        choose_decoder(BUNDLED / options.student, options.eval, options.run, options.truncated)
     else:
         card = base_card(options.eval, options.store, options.run, options.model)
         (options.model / "README.md").write_text(card, encoding="utf-8")

@@ -17,7 +17,8 @@ from tad.decoding.decoders import parameters
 from tad.errors import TadError
 from tad.models import DecodingDefaults, find_defaults
 from tad.models.export import export
-from tad.models.source import bundled_adapters, bundled_models
+from tad.models.lora import CONFIG
+from tad.models.source import BUNDLED, bundled_adapters, bundled_models
 from tad.serving.card import describe_decoder
 from tad.serving.settings import Settings
 from tad.serving.validation import RequestValidator
@@ -106,5 +107,8 @@ def test_bundled_models_and_students_say_the_length_they_were_made_for() -> None
         assert find_defaults(name).gen_length == 96
         for student in bundled_adapters():
             if student.startswith(name):
-                assert find_defaults(name, student) == tad.load(name, student, "cpu").defaults
-                assert find_defaults(name, student).decoder in ("tad", "dparallel")  # not the family's
+                lm = tad.load(name, student, "cpu")
+                assert find_defaults(name, student) == lm.defaults
+                own = {"nano-fast-dllm-v2": ("fast-dllm-v2",)}.get(name, ("tad", "dparallel"))
+                assert lm.defaults.decoder in own
+                assert json.loads((BUNDLED / student / CONFIG).read_text())["base_model_name_or_path"] == name
