@@ -1,4 +1,5 @@
-"""Recipes of a chain and a study on the tiny model of the evaluation tests: seconds on a CPU."""
+"""Recipes of a chain and a study on the tiny model of the evaluation tests, seconds on a CPU; and the paper's datasets as their
+repositories on the hub lay them out."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import copy
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pyarrow
+from pyarrow import parquet
 
 from tad.config import parse_recipe
 from tad.evaluation.study import RunRecipe, StudyRecipe
@@ -131,3 +135,50 @@ class Listener(Silent):
 
     def stopping(self) -> bool:
         return self.stop_after is not None and len(self.settings) + len(self.stages) > self.stop_after
+
+
+IN_BOTH = {
+    "problem": "Compute $9 + 9$.",
+    "solution": r"It is $\boxed{18}$.",
+    "level": "Level 1",
+    "type": "Algebra",
+}
+
+
+def write_repositories(root: Path) -> Path:
+    """The datasets, three problems a split; one of MATH's is in both of its splits."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for split, first in (("train", 1), ("test", 4)):
+        numbers = range(first, first + 3)
+        files[f"gsm8k/main/{split}"] = [
+            {"question": f"{n} + {n}?", "answer": f"So. #### {2 * n}"} for n in numbers
+        ]
+        sums = [
+            {**IN_BOTH, "problem": f"Compute ${n} + {n}$.", "solution": rf"$\boxed{{{2 * n}}}$"}
+            for n in numbers
+        ]
+        files[f"math/algebra/{split}"] = [*sums[:2], IN_BOTH]
+    files["humaneval/openai_humaneval/test"] = [
+        {"task_id": f"HumanEval/{n}", "prompt": f"def f{n}(x):\n", "canonical_solution": "    return x\n",
+         "test": "def check(candidate):\n    assert candidate(1) == 1\n", "entry_point": f"f{n}"}
+        for n in range(2)
+    ]  # fmt: skip
+    files["mbpp/full/test"] = [
+        {"task_id": n, "text": f"Write f{n}.", "code": f"def f{n}(x): return x", "test_list": [f"assert f{n}({x}) == {x}" for x in range(3)],
+         "test_setup_code": ""}
+        for n in (11, 12)
+    ]  # fmt: skip
+    files["kodcode/data/train"] = [
+        {"question_id": f"k{n}", "question": f"Write g{n}.", "solution": f"def g{n}(x):\n    return x",
+         "test": f"from solution import g{n}\n\ndef test_g():\n    assert g{n}(1) == 1\n"}
+        for n in range(8)
+    ]  # fmt: skip
+    files["prm12k/train"] = [
+        {"problem": f"Compute ${n}^2$.", "solution": rf"$\boxed{{{n * n}}}$", "answer": str(n * n), "unique_id": f"p{n}"}
+        for n in (2, 3)
+    ]  # fmt: skip
+    for name, rows in files.items():
+        path = root / f"{name}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return root

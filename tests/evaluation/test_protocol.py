@@ -5,72 +5,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pyarrow
 import pytest
 from lm_eval_setup import write_roomy
-from pyarrow import parquet
+from study_world import write_repositories
 
 from tad.config import load_recipe
 from tad.errors import TadError
 from tad.evaluation import Results
 from tad.evaluation.study import Chain, RunRecipe
 from tad.models import DREAM, LLADA, Family
+from tad.training.record import last_call, read_record
 from tad.trajectories.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox]
-SHARED = {
-    "problem": "Compute $9 + 9$.",
-    "solution": r"It is $\boxed{18}$.",
-    "level": "Level 1",
-    "type": "Algebra",
-}
 
 
-def write_repositories(root: Path) -> Path:
-    """The datasets, three problems a split; one of MATH's is in both of its splits."""
-    files: dict[str, list[dict[str, Any]]] = {}
-    for split, first in (("train", 1), ("test", 4)):
-        numbers = range(first, first + 3)
-        files[f"gsm8k/main/{split}"] = [
-            {"question": f"{n} + {n}?", "answer": f"So. #### {2 * n}"} for n in numbers
-        ]
-        sums = [
-            {**SHARED, "problem": f"Compute ${n} + {n}$.", "solution": rf"$\boxed{{{2 * n}}}$"}
-            for n in numbers
-        ]
-        files[f"math/algebra/{split}"] = [*sums[:2], SHARED]
-    files["humaneval/openai_humaneval/test"] = [
-        {"task_id": f"HumanEval/{n}", "prompt": f"def f{n}(x):\n", "canonical_solution": "    return x\n",
-         "test": "def check(candidate):\n    assert candidate(1) == 1\n", "entry_point": f"f{n}"}
-        for n in range(2)
-    ]  # fmt: skip
-    files["mbpp/full/test"] = [
-        {"task_id": n, "text": f"Write f{n}.", "code": f"def f{n}(x): return x", "test_list": [f"assert f{n}({x}) == {x}" for x in range(3)],
-         "test_setup_code": ""}
-        for n in (11, 12)
-    ]  # fmt: skip
-    files["kodcode/data/train"] = [
-        {"question_id": f"k{n}", "question": f"Write g{n}.", "solution": f"def g{n}(x):\n    return x",
-         "test": f"from solution import g{n}\n\ndef test_g():\n    assert g{n}(1) == 1\n"}
-        for n in range(8)
-    ]  # fmt: skip
-    for name, rows in files.items():
-        path = root / f"{name}-00000-of-00001.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return root
+SMALL = [
+    "device=cpu", "dtype=fp32", "collect.gen_length=16", "collect.block=16", "collect.keep=all", "collect.tasks.2.sample=3",
+    "window.limit=4", "window.states=2", "distill.adapter.rank=2", "distill.batch={size: 4, micro: 4}",
+    "distill.precision=fp32",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", [LLADA, DREAM], ids=lambda family: family.name)
 def test_the_whole_protocol_runs_from_repositories_to_page(family: Family, tmp_path: Path) -> None:
     model = write_roomy(tmp_path / "model", family)
     small = [
-        f"model={model}", f"data_dir={write_repositories(tmp_path / 'data')}", "device=cpu", "dtype=fp32",
-        "collect.gen_length=16", "collect.block=16", "collect.keep=all", "collect.tasks.2.sample=3", "window.limit=4",
-        "window.states=2", "distill.states=2", "distill.adapter.rank=2", "distill.batch={size: 4, micro: 4}",
-        "distill.precision=fp32", "evaluate.settings={block: 16}", "evaluate.tasks.1.limit=2", "student_first=false",
+        *SMALL, f"model={model}", f"data_dir={write_repositories(tmp_path / 'data')}", "distill.states=2",
+        "evaluate.settings={block: 16}", "evaluate.tasks.1.limit=2", "student_first=false",
         "evaluate.thresholds={entropy: [0.5], confidence: [0.9]}",
     ]  # fmt: skip
     recipe = load_recipe(RunRecipe, f"run-{family.name}", small)
@@ -108,3 +71,23 @@ def test_the_whole_protocol_runs_from_repositories_to_page(family: Family, tmp_p
     ]  # the third stands in both splits
     with pytest.raises(TadError, match=r"collect\.tasks: 1 of"):
         Chain(load_recipe(RunRecipe, f"run-{family.name}", every), tmp_path / "other").run(("collect",))
+
+
+@pytest.mark.parametrize(("family", "windows"), [(LLADA, [8, 20]), (DREAM, [6, 12])])
+def test_the_papers_literal_settings_train_on_every_state(
+    family: Family, windows: list[int], tmp_path: Path
+) -> None:
+    small = [
+        *SMALL,
+        f"model={write_roomy(tmp_path / 'model', family)}",
+        f"data_dir={write_repositories(tmp_path / 'data')}",
+    ]
+    out = tmp_path / "out"
+    assert Chain(load_recipe(RunRecipe, f"run-{family.name}-paper", small), out).run(
+        ("collect", "window", "distill")
+    )
+    store = TrajectoryStore.open(out / "trajectories")
+    assert {row.task for row in store.rows()} == {"gsm8k", "prm12k", "kodcode"}
+    calls = [last_call(read_record(out / "students" / name)) for name in ("quality", "speed")]
+    assert [call["objective"]["window"] for call in calls] == windows
+    assert {call["states_per_epoch"] for call in calls} == {16 * store.meta.examples}

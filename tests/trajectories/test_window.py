@@ -195,3 +195,32 @@ def test_commands_collect_show_export_and_measure(tmp_path: Path) -> None:
     again = run(app, ["collect", str(recipe), "keep=correct", "--out", str(out)])
     assert isinstance(again.exception, TadError)
     assert "recipe.keep is 'all' there and 'correct' here" in str(again.exception)
+
+
+def test_an_imported_answer_is_over_when_its_last_token_is_revealed(tmp_path: Path) -> None:
+    from tad.models import load
+    from tad.trajectories.jsonl_format import import_rows
+    from tiny_lm import write_checkpoint
+
+    lm = load(write_checkpoint(tmp_path / "model"), device="cpu")
+    mask, end = lm.tokens.mask, lm.tokens.ends[0]
+    tokens, reveal = [10, end, end, end], [4, 1, 2, 3]  # the answer is revealed last
+    states = {
+        f"step{s}": [t if at <= s else mask for t, at in zip(tokens, reveal, strict=True)] for s in range(5)
+    }
+    prompt = lm.decode(lm.encode([{"role": "user", "content": "q"}]), skip_special=False)
+    whole = {"prompt": prompt, "groundtruth": "", "trajectory": states}
+    file = tmp_path / "published.jsonl"
+    file.write_text(json.dumps(whole))
+    (row,) = import_rows(lm, file, tmp_path / "store").rows()
+    assert (row.reveal, row.n_real) == (reveal, 4)
+    for bad in (
+        "{",
+        json.dumps({"prompt": prompt, "trajectory": states}),
+        json.dumps({**whole, "trajectory": {"step1": tokens}}),
+        json.dumps({**whole, "trajectory": {**states, "step2": tokens[:2]}}),
+        json.dumps({**whole, "trajectory": {**states, "step4": [10, mask, end, end]}}),
+    ):
+        file.write_text(f"{json.dumps(whole)}\n{bad}\n{json.dumps(whole)}")
+        with pytest.raises(TadError, match=r"published\.jsonl:2"):
+            import_rows(lm, file, tmp_path / "other")

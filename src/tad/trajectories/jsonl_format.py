@@ -8,16 +8,16 @@ that trainer shows it, without confidences and verdicts, which the format does n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tad.errors import TadError
-from tad.files import read_lines
 from tad.models import LM
 from tad.models.tokenizer import render_chat
+from tad.tasks.source import Row, read_rows
 from tad.trajectories.mix import list_references
 from tad.trajectories.partition import state
 from tad.trajectories.recipe import CollectRecipe
@@ -60,7 +60,7 @@ def export_rows(lm: LM, store: TrajectoryStore, data_dir: str | None = None) -> 
 
 def import_rows(lm: LM, path: Path, folder: Path) -> TrajectoryStore:
     """A new store of the trajectories in a file of the published format."""
-    rows = [_read_row(lm, values, f"{path}:{number}") for number, values in enumerate(read_lines(path), 1)]
+    rows = [_read_row(lm, row) for row in read_rows(path)]
     lengths = {len(row.tokens) for row in rows}
     if len(lengths) != 1:
         raise TadError(f"{path}: trajectories should be of one length, these are of {sorted(lengths)}")
@@ -82,11 +82,9 @@ def import_rows(lm: LM, path: Path, folder: Path) -> TrajectoryStore:
     return store
 
 
-def _read_row(lm: LM, values: Mapping[str, Any], where: str) -> Trajectory:
-    missing = next((name for name in ("prompt", "groundtruth", "trajectory") if name not in values), None)
-    if missing is not None:
-        raise TadError(f"{where}: field '{missing}' is missing")
-    states = [values["trajectory"][f"step{s}"] for s in range(len(values["trajectory"]))]
+def _read_row(lm: LM, row: Row) -> Trajectory:
+    where, prompt, reference = row.place, row.text("prompt"), row.text("groundtruth")
+    states = _read_states(row["trajectory"], where)
     length, tokens = len(states[0]), states[-1]
     if lm.tokens.mask in tokens:
         raise TadError(f"{where}: trajectory: its last state still has masks")
@@ -94,8 +92,7 @@ def _read_row(lm: LM, values: Mapping[str, Any], where: str) -> Trajectory:
         next(s for s, ids in enumerate(states) if ids[place] != lm.tokens.mask) for place in range(length)
     ]
     end = next((place for place, token in enumerate(tokens) if token in lm.tokens.ends), length - 1)
-    prompt, reference = str(values["prompt"]), str(values["groundtruth"])
-    name = str(values.get("id", where.rpartition(":")[2]))
+    name = str(row.get("id", where.rpartition(":")[2]))
     privileged: list[int] = []
     if reference:
         question = {"role": "user", "content": _read_question(lm, prompt, where)}
@@ -111,7 +108,7 @@ def _read_row(lm: LM, values: Mapping[str, Any], where: str) -> Trajectory:
         privileged_ids=privileged,
         tokens=tokens,
         reveal=reveal,
-        n_real=end + 1,
+        n_real=max(reveal[: end + 1]),
         teacher_confidence=[math.nan] * length,
         student_confidence=[math.nan] * length,
         correct=None,
@@ -119,6 +116,17 @@ def _read_row(lm: LM, values: Mapping[str, Any], where: str) -> Trajectory:
         extracted=None,
         reference="gold" if reference else "none",
     )
+
+
+def _read_states(trajectory: Any, where: str) -> list[list[int]]:
+    """The states in order: lists of token ids of one length."""
+    if not isinstance(trajectory, dict) or set(trajectory) != {f"step{s}" for s in range(len(trajectory))}:
+        raise TadError(f"{where}: trajectory: should map step0, step1, ... to token ids")
+    states = [trajectory[f"step{s}"] for s in range(len(trajectory))]
+    whole = states and all(isinstance(ids, list) and ids and set(map(type, ids)) == {int} for ids in states)
+    if not whole or len({len(ids) for ids in states}) > 1:
+        raise TadError(f"{where}: trajectory: every state should be a list of token ids, all of one length")
+    return states
 
 
 def _read_question(lm: LM, prompt: str, where: str) -> str:

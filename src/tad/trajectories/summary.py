@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,10 +110,9 @@ def describe_store(store: TrajectoryStore) -> Iterator[str]:
         yield (f"  {summary.attempted - summary.graded} rollouts of tasks that are not graded")
     for reason, count in summary.reasons.items():
         yield (f"  wrong: {count:5d} x {reason}")
-    yield (
-        f"  mean length {summary.mean_length:.1f} steps; teacher's mean confidence {summary.mean_confidence:.3f}, "
-        f"below 0.5 at {100 * summary.unsure:.1f} % of the steps"
-    )
+    sure = f"teacher's mean confidence {summary.mean_confidence:.3f}, below 0.5 at {100 * summary.unsure:.1f} % of the steps"
+    known = not math.isnan(summary.mean_confidence)
+    yield (f"  mean length {summary.mean_length:.1f} steps; {sure if known else 'confidences are not known'}")
     if summary.per_step:
         marks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if s <= len(summary.per_step)]
         yield ("  step             " + "".join(f"{s:>7d}" for s in marks))
