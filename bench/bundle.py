@@ -251,7 +251,7 @@ def student_card(
     command: str,
 ) -> str:
     base, recipe, call = study.recipe.model, record["recipe"], record["calls"][-1]
-    rate, batch, window = recipe["learning"]["lr"], recipe["batch"]["size"], call["objective"]["window"]
+    rate, batch, window = recipe["learning"]["lr"], recipe["batch"]["size"], call["window"]
     wanted = (study.recipe.base, study.recipe.baseline, "base-tad", "tad-speed", method)
     shown = replace(table, title="Measured", rows=[row for row in table.rows if row.method in wanted])
     if recipe["start"]:
@@ -264,7 +264,7 @@ student as teacher: {call["steps"]} steps of {batch} states a round, rate {rate:
 {window}. `{command}` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
     else:
         title, kept = f"{name.capitalize()} student", ""
-        training = f"""TAD on {call["trajectories"]:,} privileged trajectories, window {window} ({name}, measured), lambda {call["objective"]["lambda_"]:g}, {recipe["states"]} states per trajectory and
+        training = f"""TAD on {call["trajectories"]:,} privileged trajectories, {name} window {window}, lambda {call["objective"]["lambda_"]:g}, {recipe["states"]} states per trajectory and
 epoch, {call["steps"]} steps of {batch} states, rate {rate:g} (of two tried on validation problems), seed {recipe["seed"]}, {call["minutes"]:.1f} minutes on one {call["device"]}
 that other jobs shared. `tad distill {base}-{name}` is the recipe, `run.json` the record."""
     return f"""---
