@@ -251,7 +251,11 @@ def student_card(
     command: str,
 ) -> str:
     base, recipe, call = study.recipe.model, record["recipe"], record["calls"][-1]
-    rate, batch, window = recipe["learning"]["lr"], recipe["batch"]["size"], call["window"]
+    rate, batch, window = (
+        recipe["learning"]["lr"],
+        recipe["batch"]["size"],
+        call.get("window") or call["objective"]["window"],
+    )
     wanted = (study.recipe.base, study.recipe.baseline, "base-tad", "tad-speed", method)
     shown = replace(table, title="Measured", rows=[row for row in table.rows if row.method in wanted])
     if recipe["start"]:
