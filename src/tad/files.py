@@ -45,6 +45,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
 
 
+def grant_usual_modes(folder: Path) -> None:
+    """Give the files of a new folder the mode that new files have; safetensors leaves its own to their owner alone."""
+    usual = stat.S_IMODE(folder.stat().st_mode) & 0o666
+    for file in folder.iterdir():
+        if file.is_file() and not file.is_symlink():
+            file.chmod(usual)
+
+
 def drop_partial(folder: Path, name: str = "*") -> None:
     """Remove what a killed writer of the file, or of any file in the folder, left behind."""
     for partial in folder.glob(f".{name}.*.partial"):

@@ -36,6 +36,9 @@ def test_export_without_an_adapter_is_bit_equal(tmp_path: Path, family: str) -> 
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert len(list(out.glob("*.safetensors"))) > 1
+    (tmp_path / "new").write_text("")
+    usual = (tmp_path / "new").stat().st_mode
+    assert {file.stat().st_mode for file in out.iterdir()} == {usual}  # whom a new file lets read, these do
     again = export(out, tmp_path / "again")
     assert all(torch.equal(first[name], value) for name, value in weights_of(again).items())
 

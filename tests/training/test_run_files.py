@@ -109,6 +109,8 @@ def test_what_a_killed_run_left_is_gone_after_the_next(run: Path, world: Path, t
     (out / ".run.json.99999.partial").write_text("half")
     assert distill(recipe(world, keep=1), out, resume=True, quiet=True).finished
     assert sorted(path.name for path in out.iterdir()) == [".lock", "adapter", "checkpoint-6", "run.json"]
+    usual = (out / "run.json").stat().st_mode
+    assert {file.stat().st_mode for file in (out / "adapter").iterdir()} == {usual}
 
 
 # A full disk

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 
 from tad.errors import TadError
+from tad.files import grant_usual_modes
 from tad.models.checkpoint import Checkpoint
 from tad.models.defaults import write_defaults
 from tad.models.lm import load
@@ -86,6 +87,7 @@ def _directory(target: Path, size: int, overwrite: bool) -> Iterator[Path]:
             raise TadError(f"{target}: needs {size / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB left")
         fresh.mkdir()
         yield fresh
+        grant_usual_modes(fresh)
         _replace(target, fresh, overwrite)
     except (OSError, SafetensorError) as error:
         raise TadError(f"{target}: cannot be written ({' '.join(str(error).split())})") from None

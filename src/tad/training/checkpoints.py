@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
-from tad.files import create_folder, full_disk, hash_file, write_json, writing
+from tad.files import create_folder, full_disk, grant_usual_modes, hash_file, write_json, writing
 from tad.models.stored import read_json
 
 POSITION = "position.json"
@@ -98,6 +98,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     yield staging
+    grant_usual_modes(staging)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
 
