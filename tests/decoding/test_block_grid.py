@@ -38,13 +38,14 @@ def test_the_first_block_is_shorter_by_its_part_of_the_prompt() -> None:
     assert table.blocks_in(torch.tensor([8, 8])).tolist() == [3, 2]
 
 
-@pytest.mark.parametrize("name", ["tad", "one-by-one", "fast-dllm-prefix"])
-def test_a_model_on_an_absolute_grid_decodes_block_by_block(name: str) -> None:
+@pytest.mark.parametrize("rule", ["entropy", "best", "confidence"])
+def test_a_model_on_an_absolute_grid_decodes_block_by_block(rule: str) -> None:
     lm, size = copy.deepcopy(tiny("llada")), 8
     lm.model.shape = replace(lm.model.shape, blocks=BlockLayout(size, "absolute"))
     prompts, steps = tiny_prompts("llada")[2:6], list[Step]()
     assert len({len(prompt) % size for prompt in prompts}) > 1
-    rows = decode(lm, prompts, name, 32, block=size, schedule="sequential", stop="off", on_step=steps.append)
+    settings = {"rule": rule, "store": False, "stop": "off"}
+    rows = decode(lm, prompts, "sdar", 32, on_step=steps.append, **settings)
     for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         blocks = [(len(prompt) + position) // size for position in range(32)]
         order = [row.steps[position] for position in range(32)]
@@ -52,6 +53,6 @@ def test_a_model_on_an_absolute_grid_decodes_block_by_block(name: str) -> None:
             first = [step for step, block in zip(order, blocks, strict=True) if block == early]
             then = [step for step, block in zip(order, blocks, strict=True) if block == late]
             assert early == late or max(first) < min(then)
-        alone = decode(lm, [prompt], name, 32, block=size, schedule="sequential", stop="off")[0]
+        alone = decode(lm, [prompt], "sdar", 32, **settings)[0]
         assert (row.tokens, row.steps) == (alone.tokens, alone.steps)
         assert {step.row for step in steps} >= {number}

@@ -85,7 +85,9 @@ SIZE: dict[Kind, float] = {"fp8": 1 / 4, "int8": 1 / 4, "int4": 1 / 8 + 2 / GROU
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_a_quantized_model_is_near_its_original_and_smaller_in_its_layers(family: str, kind: Kind) -> None:
+def test_a_quantized_model_is_near_its_original_and_smaller_in_its_layers(
+    family: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny_model(family)
     plain = sum(layer.get_submodule(path).weight.nbytes for layer, path in model.projections())
     with torch.no_grad():
@@ -101,6 +103,7 @@ def test_a_quantized_model_is_near_its_original_and_smaller_in_its_layers(family
     assert held == SIZE[kind] * plain + scales
     assert model.get_submodule(model.names.head).weight.dtype == torch.float32
     assert model.dtype == torch.float32
+    assert ("points" in caplog.text) == (kind == "fp8")  # what was measured to cost accuracy says so
 
 
 @pytest.mark.parametrize("kind", KINDS)

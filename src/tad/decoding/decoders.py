@@ -115,7 +115,8 @@ class Decoder:
         schedule, rule = self.schedule, self.rule
         if not isinstance(schedule, BlockByBlock):
             if layout is not None and layout.grid == "absolute":
-                # It would ask for tokens behind unfinished blocks, which such a model has not learned to predict.
+                # With several blocks at once, or blocks of another size, it would ask for tokens behind unfinished blocks,
+                # which such a model has not learned to predict.
                 raise TadError(
                     f"decoder '{self.name}': schedule '{_label(schedule)}' is for models of full attention; this one is "
                     "decoded block by block: use decoder 'sdar' or 'fast-dllm-v2', with any rule (rule=entropy is TAD's)"

@@ -15,6 +15,7 @@ Quantized models decode; they do not train (what does is a frozen model with fp8
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, cast
@@ -27,6 +28,7 @@ from tad.errors import TadError
 from tad.models.layers import place
 from tad.models.transformer import MaskedDiffusionModel
 
+_LOG = logging.getLogger(__name__)
 Kind = Literal["fp8", "int8", "int4"]
 FP8 = torch.float8_e4m3fn
 _LARGEST = 448.0  # of e4m3
@@ -173,6 +175,10 @@ def quantize(model: MaskedDiffusionModel, kind: Kind, device: torch.device | Non
     setting, device = f"quantize '{kind}'", device or model.device
     if kind == "fp8":
         check_device(device, setting)
+        _LOG.warning(
+            "%s: cost nano-llada 2.2 points of accuracy (standard error 0.9); int8 is as small and cost 0.0 (0.6)",
+            setting,
+        )
     for layer, path in model.projections():
         linear = cast(nn.Linear, layer.get_submodule(path))
         if type(linear) is not nn.Linear:
