@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -124,6 +125,28 @@ def test_rows_join_a_batch_of_longer_ones_up_to_twice_their_room(
     for request in requests:
         alone = decode(lm, [request.prompt], name, 16, block=BLOCK, engine="plain")[0]
         assert outcome(done[request.name]) == outcome(alone)
+
+
+def test_letting_rows_in_costs_the_same_for_each_of_many(lm: LM, prompts: list[list[int]]) -> None:
+    decoder = prepared(lm, "tad", 16, block=BLOCK)
+
+    def count_calls(rows: int) -> int:
+        calls, scheduler = 0, Scheduler(lm)
+
+        def counting(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        requests = [Request(row, prompts[row % len(prompts)], 16, decoder) for row in range(rows)]
+        sys.setprofile(counting)
+        try:
+            scheduler.admit(requests)
+        finally:
+            sys.setprofile(None)
+        scheduler.close()
+        return calls
+
+    assert count_calls(400) < 12 * count_calls(40)
 
 
 def test_a_batch_that_fails_takes_only_its_own_rows_with_it(

@@ -236,8 +236,9 @@ class Scheduler:
         """Let rows in. Where one cannot join, its whole batch is dropped, and the error is raised."""
         kinds = [self._kind(request) for request in requests]
         together: dict[_Kind, list[Request]] = {}
+        rooms = {kind: _roomiest(kind, {*self.batches, *kinds}) for kind in set(kinds)}
         for request, kind in zip(requests, kinds, strict=True):
-            together.setdefault(_roomiest(kind, (*self.batches, *kinds)), []).append(request)
+            together.setdefault(rooms[kind], []).append(request)
         for kind, some in together.items():
             with self._dropping(kind):
                 if kind not in self.batches:
