@@ -3,6 +3,7 @@
     python bench/decode.py --out runs/decode                          # LLaDA-8B shape, random bf16 weights, on CUDA
     python bench/decode.py --shape dream-7b --only exact,step,cached --out runs/decode-dream
     python bench/decode.py --shape sdar-8b --out runs/decode-sdar     # block diffusion; also fast-dllm-v2-7b
+    python bench/decode.py --only methods --assume one-by-one:0.74 fast-dllm:3.89 tad:8.8 d2f,rule=entropy,block=16,block_add=1.0:10.86
     python bench/decode.py --tiny --out /tmp/decode                   # the same code on a toy shape, on any machine
 
 Weights are random, so predictions are made sure at a chosen rate (`machine.AssumedTpf`); the work is the same. Every token
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import statistics
 import sys
 import time
 import traceback
@@ -28,212 +28,31 @@ from typing import Any
 
 import torch
 
+from decode_timing import Bench, Row, Way
 from machine import (
     ASSUMED_TPF,
     describe,
     describe_machine,
     free_memory,
-    measure_copy_rate,
     measure_kernels,
-    measure_product_rate,
     print_kernels,
-    random_lm,
-    random_prompts,
+    read_decoder,
     save_json,
-    synchronise,
     time_behind,
     write_markdown,
 )
-from tad.decoding import GraphEngine, Request, Step, decode, get_decoder
+from tad.decoding import decode
 from tad.decoding.cache_policy import ActiveCache
 from tad.decoding.decoders import Decoder
-from tad.decoding.engine.graph import GraphForward
-from tad.decoding.state import DecodeSpec, DecodeState, RowFacts
-from tad.decoding.step import plan
+from tad.decoding.engine import why_not
+from tad.decoding.schedule import Pipelined, Sequential
+from tad.errors import TadError
 from tad.models import LM
-from tad.models.quantize import Kind, quantize
-from tad.models.shapes import SHAPES, forward_cost, shape_config
+from tad.models.quantize import Kind
+from tad.models.shapes import SHAPES, shape_config
 
-PROMPT, LENGTH = 128, 256
 TPF = 8.5
-Row = dict[str, Any]
-
-
-class Bench:
-    """The model, its engine, and how things are timed."""
-
-    def __init__(self, device: torch.device, options: argparse.Namespace, layers: int | None = None) -> None:
-        self.device, self.options, self.cuda = device, options, device.type == "cuda"
-        self.prompt, self.length = (32, 64) if options.tiny else (PROMPT, LENGTH)
-        self.label = f"{options.shape}{' (tiny)' if options.tiny else ''}"
-        self.lm = random_lm(options.shape, device, options.tiny, layers)
-        self.dtype = self.lm.dtype
-        self._quantized: dict[Kind, tuple[LM, GraphEngine]] = {}
-        self.copy_rate = measure_copy_rate(device)
-        self.matmul_rate = measure_product_rate(device, self.dtype)
-        self.engine = self.make_engine(self.lm)
-
-    def make_engine(
-        self, lm: LM, compiled: bool = True, fused: bool = True, kernels: bool | None = None
-    ) -> GraphEngine:
-        """The engine as it is used on CUDA, or without something of it."""
-        engine = GraphEngine(lm.model, compiled and self.cuda, kernels=kernels)
-        engine.fused = engine.fused and fused
-        return engine
-
-    def quantized(self, kind: Kind) -> tuple[LM, GraphEngine]:
-        """A model with smaller weights, and its engine."""
-        if kind not in self._quantized:
-            lm = random_lm(self.options.shape, self.device, self.options.tiny)
-            quantize(lm.model, kind)
-            self._quantized[kind] = lm, self.make_engine(lm)
-        return self._quantized[kind]
-
-    def small_share(self, kind: Kind) -> float:
-        """Bytes that a forward reads of the smaller weights, over those it reads of the others."""
-        embedding = self.lm.model.embedding().weight.nbytes
-        sizes = []
-        for lm in (self.quantized(kind)[0], self.lm):
-            parts = (*lm.model.parameters(), *lm.model.buffers())
-            sizes.append(sum(part.nbytes for part in parts) - embedding)
-        return sizes[0] / sizes[1]
-
-    def prompts(self, count: int, length: int | None = None, seed: int = 0) -> list[list[int]]:
-        return random_prompts(self.lm, count, length or self.prompt, seed)
-
-    def decoder(self, name: str, **settings: Any) -> Decoder:
-        return get_decoder(name, self.lm.family.name, stop="off", **settings)
-
-    def floors(self, tokens: int, candidates: int = 0, scale: float = 1.0) -> tuple[float, float]:
-        """Milliseconds to read the weights (`scale` of their bytes), and to do the arithmetic of `tokens`."""
-        cost = forward_cost(self.lm.model.shape, self.prompt + self.length, self.dtype)
-        body = cost.flops_per_token - cost.head_flops_per_token
-        flops = tokens * body + candidates * cost.head_flops_per_token
-        return 1e3 * scale * cost.weight_bytes / self.copy_rate, 1e3 * flops / self.matmul_rate
-
-    def time_decode(
-        self, count: int, decoder: Decoder, tpf: float, engine: Any = None, lm: LM | None = None
-    ) -> Row:
-        """A whole decode of `count` rows with everything on the host: the median of some runs after a first one."""
-        ASSUMED_TPF.rate.fill_(tpf)
-        engine, seconds = self.engine if engine is None else engine, []
-        call = partial(decode, lm or self.lm, self.prompts(count), decoder, self.length, engine=engine)
-        began = time.perf_counter()
-        call()
-        first = time.perf_counter() - began
-        call()  # sizes that came once are captured now
-        for _ in range(self.options.repeats):
-            synchronise(self.device)
-            began = time.perf_counter()
-            rows = call()
-            synchronise(self.device)
-            seconds.append(time.perf_counter() - began)
-        tokens: dict[int, int] = {}
-
-        def count_tokens(step: Step) -> None:
-            tokens[step.forward] = tokens.get(step.forward, 0) + step.queries
-
-        call(on_step=count_tokens)
-        middle, forwards = statistics.median(seconds), max(found.forwards for found in rows)
-        floor = sum(max(self.floors(some)) for some in tokens.values()) * 1e-3
-        return {
-            "ms_per_forward": 1e3 * middle / forwards,
-            "forwards_per_s": forwards / middle,
-            "tokens_per_s": count * self.length / middle,
-            "assumed_tpf": tpf,
-            "tpf_reached": self.length / forwards,
-            "computed_per_forward": sum(tokens.values()) / forwards,
-            "of_floor": floor / middle,
-            "first_call_s": first,
-            "spread": (max(seconds) - min(seconds)) / middle,
-        }
-
-    @torch.inference_mode()
-    def stage(self, engine: GraphEngine, count: int, new: int) -> Staged:
-        """Rows of which all but the last `new` positions are decoded and frozen, about to be stepped.
-
-        The decoder reveals one token per forward here, so that the step can be repeated without coming to its end. Where
-        blocks are the model's own, `new` positions are one block behind all the others.
-        """
-        block, length = min(32, new), self.length
-        quiet = self.decoder("tad-cached", threshold=0.0, keep_best=False, refresh=10_000, block=block)
-        if self.lm.model.shape.blocks is not None:
-            block, length = new, length + new
-            quiet = self.decoder("sdar", rule="confidence", threshold=2.0, block=block)
-        prepared = quiet.prepared(length, self.lm.family.logit_shift)
-        forward = engine.acquire(DecodeSpec.of(self.lm, prepared, self.prompt, length), count)
-        forward.close()  # nobody else asks meanwhile
-        for tensor in (*forward.pool.keys, *forward.pool.values):
-            tensor.normal_()
-        spec, done = forward.spec, length - new
-        requests = [Request(0, prompt, length, spec.decoder) for prompt in self.prompts(count)]
-        fresh = DecodeState.of_rows(spec, requests, self.device)
-        decoded = self.prompts(count, done, seed=1)
-        fresh.generated[:, :done] = torch.tensor(decoded, device=self.device)
-        table = fresh.table
-        table.created.fill_(length // block)
-        table.forwards.fill_(100)
-        table.cached.fill_(done // block)
-        table.finished_at[:, : done // block] = 1
-        plan(fresh, spec)
-        facts = [RowFacts(*row) for row in fresh.facts.tolist()]
-        if any((fact.queries, fact.candidates) != (new, new) for fact in facts):
-            raise AssertionError(f"staged rows compute and ask {facts[0]}, not {new}")
-        rows = dict(enumerate(zip(requests, facts, strict=True)))
-        return Staged(forward, fresh, rows)
-
-    @torch.inference_mode()
-    def time_step(self, count: int, new: int, engine: GraphEngine | None = None, scale: float = 1.0) -> Row:
-        """One captured step of `count` rows with `new` positions each against a full cache."""
-        staged = self.stage(engine or self.engine, count, new)
-        staged.reset()
-        began = time.perf_counter()
-        staged.run()
-        synchronise(self.device)
-        first = time.perf_counter() - began
-        staged.run()  # captures
-        device_ms, host_ms = [], []
-        for _ in range(3):
-            staged.reset()
-            device_ms.append(time_behind(staged.run, self.device))
-            staged.reset()
-            synchronise(self.device)
-            began = time.perf_counter()
-            for _ in range(10):  # as the scheduler goes: sizes, a launch, a read
-                staged.run()
-                staged.forward.state.facts.tolist()
-            host_ms.append(1e2 * (time.perf_counter() - began))
-        memory, compute = self.floors(count * new, count * new, scale)
-        middle = statistics.median(device_ms)
-        return {
-            "ms": middle,
-            "ms_with_host": statistics.median(host_ms),
-            "of_floor": max(memory, compute) / middle,
-            "floor_ms": max(memory, compute),
-            "first_s": first,
-            "spread": (max(device_ms) - min(device_ms)) / middle,
-        }
-
-    def new_positions(self) -> tuple[int, ...]:
-        return (8, 16) if self.options.tiny else (32, 64)
-
-    def row_counts(self) -> tuple[int, ...]:
-        return (1, 3) if self.options.tiny else (1, 8, 32)
-
-
-class Staged:
-    """Rows that can be stepped again and again."""
-
-    def __init__(
-        self, forward: GraphForward, fresh: DecodeState, rows: dict[int, tuple[Request, RowFacts]]
-    ) -> None:
-        self.forward, self.fresh, self.rows = forward, fresh, rows
-
-    def reset(self) -> None:
-        self.forward.state.put(torch.arange(len(self.rows), device=self.forward.device), self.fresh)
-
-    def run(self) -> None:
-        self.forward.run(self.rows)
+METHODS = ("fast-dllm", "fast-dllm-dual", "dparallel", "d2f", "d3llm", "tad", "tad-cached")
 
 
 def measure_exact(bench: Bench) -> Row:
@@ -347,6 +166,49 @@ def measure_others(bench: Bench) -> Row:
     return found
 
 
+def measure_methods(bench: Bench) -> Row:
+    """Published methods beside each other, each at a TPF of its own (`--assume`), one row, taking turns at every decode.
+
+    At TPF x, k * x positions are sure by the k-th forward, from left to right. A decode therefore has length / x forwards,
+    rounded up; blocks fill, open and are frozen at the rhythm that x gives, and the cache's openings and refreshes follow
+    from that as they always do. Turns are shuffled within a block where blocks are decoded one after the other, and within
+    64 positions where several are at once. Every forward reveals at least one token: a TPF below 1, as measured on texts
+    that end early, changes no forward. Tokens per second are the assumed TPF over the seconds of a forward. The engine is
+    that of `auto`: CUDA graphs where they serve the decoder.
+    """
+    ways = []
+    for words, tpf in bench.options.assume:
+        decoder = read_decoder(words, bench.lm.family.name)
+        served = why_not(bench.lm.model, decoder) is None
+        way = Way(decoder, tpf, bench.engine if served else "plain", bench.lm)
+        ways.append(
+            replace(way, span=decoder.schedule.block or bench.length) if one_block_at_a_time(decoder) else way
+        )
+    rows: Row = {}
+    for (words, tpf), way, row in zip(bench.options.assume, ways, bench.time_decodes(1, ways), strict=True):
+        engine = "plain" if way.engine == "plain" else "graph"
+        rows[f"{words} at {tpf:g}"] = {"engine": engine, **row, "tokens_per_s": tpf * row["forwards_per_s"]}
+    first = next(iter(rows.values()))["tokens_per_s"]
+    for row in rows.values():
+        row["times_first"] = row["tokens_per_s"] / first
+    return rows
+
+
+def one_block_at_a_time(decoder: Decoder) -> bool:
+    schedule = decoder.schedule
+    return isinstance(schedule, Sequential) or (isinstance(schedule, Pipelined) and schedule.block_add >= 1)
+
+
+def read_assumption(text: str) -> tuple[str, float]:
+    """'tad-cached,block=16:8.5' as a decoder in words and a TPF."""
+    words, _, tpf = text.rpartition(":")
+    try:
+        read_decoder(words, "llada")
+        return words, float(tpf)
+    except (TadError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: should be DECODER[,KEY=VALUE...]:TPF; {error}") from error
+
+
 def measure_memory(bench: Bench) -> Row:
     """What an engine adds to the weights and its buffers at one row, and what two hundred generations add to that."""
     free_memory(bench.device)
@@ -428,6 +290,7 @@ ROWS: dict[str, Callable[[Bench], Row]] = {
     "memory": measure_memory,
     "lengths": measure_lengths,
     "kernels": measure_own_kernels,
+    "methods": measure_methods,
 }
 
 
@@ -441,6 +304,14 @@ def main() -> int:
         "--only",
         default="",
         help=f"of {','.join(ROWS)}; of {','.join(BLOCK_ROWS)} for block-diffusion shapes",
+    )
+    parser.add_argument(
+        "--assume",
+        nargs="+",
+        type=read_assumption,
+        metavar="DECODER[,KEY=VALUE...]:TPF",
+        default=[("one-by-one", 1.0), *((name, TPF) for name in METHODS)],
+        help="the methods of row `methods`, the first to be compared with, and the TPF of each",
     )
     parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after this")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of a whole decode")
@@ -500,7 +371,7 @@ def run(options: argparse.Namespace, device: torch.device, rows: dict[str, Calla
 def as_markdown(results: Row) -> str:
     """A line for every set of numbers, under the names they have in the JSON."""
     ceilings = ", ".join(f"{key} {value:.3g}" for key, value in results["ceilings"].items())
-    head = f"{results['shape']}, at assumed TPF {TPF}, {describe(results)}; {ceilings}"
+    head = f"{results['shape']}, at assumed TPF {TPF} where no other is said, {describe(results)}; {ceilings}"
     lines = [line for name, found in results["rows"].items() for line in list_numbers(name, found)]
     return write_markdown(head, ("row", "numbers"), lines)
 

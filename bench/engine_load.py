@@ -27,7 +27,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
-import yaml
 
 from machine import (
     ASSUMED_TPF,
@@ -36,10 +35,10 @@ from machine import (
     free_memory,
     random_lm,
     random_prompts,
+    read_decoder,
     save_json,
     write_markdown,
 )
-from tad.decoding import Decoder, get_decoder
 from tad.decoding.engine import engine_for
 from tad.decoding.scheduler import ENGINE_VARIABLE
 from tad.serving import Begun, Engine, Event, Failed, Job, RefusedError, Revealed
@@ -219,13 +218,6 @@ class Bench:
                 "capturing": graphs.seconds if graphs else 0.0,
             }
         )
-
-
-def read_decoder(words: str, family: str) -> Decoder:
-    """NAME,KEY=VALUE,... as a decoder that decodes every position."""
-    name, *settings = words.split(",")
-    pairs = (setting.split("=") for setting in settings)
-    return get_decoder(name, family, stop="off", **{key: yaml.safe_load(value) for key, value in pairs})
 
 
 def draw_arrivals(rate: float, *spans: tuple[float, float]) -> list[float]:

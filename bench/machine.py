@@ -1,5 +1,5 @@
 """What the benches share: the machine in words, its rates, waiting for it, its kernels, models of random weights at released
-shapes, tables."""
+shapes, decoders in words, tables."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from tad.decoding import plain, sampler
+from tad.decoding import Decoder, get_decoder, plain, sampler
 from tad.decoding.engine import graph
 from tad.decoding.sampler import Samples
 from tad.models import LM, SpecialTokens, family_of
@@ -131,16 +132,19 @@ class AssumedTpf:
     they must be for `rate` tokens per forward, roughly left to right. The work is the same; a token rate measured with it
     says nothing of quality.
 
-    A position's turn comes at forward turn / rate. Turns are shuffled within 64 positions, so that neighbouring blocks fill
-    side by side as they do with trained models. The rate is a tensor: captured steps read it when they run.
+    A position's turn comes at forward turn / rate. Turns are shuffled within `span` positions, 64 by default, so that
+    neighbouring blocks fill side by side as they do with trained models. Both are tensors: captured steps read them when
+    they run.
     """
 
     rate: torch.Tensor
+    span: torch.Tensor  # no multiple of 37, so that the shuffle is one
 
     def sample(self, logits: torch.Tensor, *rest: Any) -> Samples:
         found = sampler.sample(logits, *rest)
         step, position = rest[-2:]
-        turn = position - position % 64 + position % 64 * 37 % 64
+        inside = position % self.span
+        turn = position - inside + inside * 37 % self.span
         sure = turn.float() < step.float() * self.rate
         return Samples(
             token=found.token,
@@ -152,7 +156,7 @@ class AssumedTpf:
 
     @contextmanager
     def at(self, device: torch.device, rate: float) -> Iterator[None]:
-        self.rate = torch.full((), rate, device=device)
+        self.rate, self.span = torch.full((), rate, device=device), torch.full((), 64, device=device)
         graph.sample = plain.sample = self.sample  # type: ignore[attr-defined]
         try:
             yield
@@ -161,6 +165,13 @@ class AssumedTpf:
 
 
 ASSUMED_TPF = AssumedTpf()
+
+
+def read_decoder(words: str, family: str) -> Decoder:
+    """NAME,KEY=VALUE,... as a decoder that decodes every position."""
+    name, *settings = words.split(",")
+    pairs = [setting.split("=", 1) for setting in settings]
+    return get_decoder(name, family, stop="off", **{key: yaml.safe_load(value) for key, value in pairs})
 
 
 def measure_kernels(step: Callable[[], Any], device: torch.device, steps: int = 2) -> list[dict[str, Any]]:

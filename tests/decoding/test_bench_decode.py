@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import decode as bench_decode
+import decode_timing
 import engine_load
 import machine
 import serve_load
-from tad.decoding import decode
+from decode_timing import Bench
+from tad.decoding import Decoded, Decoder, decode
 from tad.decoding.scheduler import ENGINE_VARIABLE
 from tad.decoding.state import RowFacts
 
@@ -25,9 +26,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["llada-8b", "dream-7b"])
-def bench(request: pytest.FixtureRequest) -> Iterator[bench_decode.Bench]:
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     with machine.ASSUMED_TPF.at(CPU, bench_decode.TPF):
-        yield bench_decode.Bench(CPU, Namespace(tiny=True, shape=request.param, repeats=1))
+        yield Bench(CPU, Namespace(tiny=True, shape=request.param, repeats=1))
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, Any], str]:
@@ -38,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tup
     return json.loads((tmp_path / "decode.json").read_text())["rows"], (tmp_path / "decode.md").read_text()
 
 
-def test_the_assumed_tpf_decides_how_many_tokens_a_forward_reveals(bench: bench_decode.Bench) -> None:
+def test_the_assumed_tpf_decides_how_many_tokens_a_forward_reveals(bench: Bench) -> None:
     for rate, forwards in ((8.0, 8), (4.0, 16)):
         machine.ASSUMED_TPF.rate.fill_(rate)
         for decoder in ("tad", "tad-cached"):
@@ -50,10 +51,55 @@ def test_the_assumed_tpf_decides_how_many_tokens_a_forward_reveals(bench: bench_
             assert [row.steps for row in ways[0]] == [row.steps for row in ways[1]]
 
 
+def test_methods_take_turns_each_at_its_own_tpf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forwards = {
+        "one-by-one:0.74": 64,  # no forward reveals less than one token
+        "fast-dllm:3.89": 17,
+        "fast-dllm-dual:3.8": 17,
+        "dparallel:6.96": 10,
+        "d2f:5.01": 13,
+        "d3llm:12.25": 6,
+        "tad-cached:8.8": 8,
+        "d2f,rule=entropy,block=16,block_add=1.0:10.86": 6,
+        "fast-dllm,rule=credit:4": 16,
+    }
+    order: list[str] = []
+
+    def note(lm: Any, prompts: Any, decoder: Decoder, *rest: Any, **options: Any) -> list[Decoded]:
+        order.append(decoder.name)
+        return decode(lm, prompts, decoder, *rest, **options)
+
+    monkeypatch.setattr(decode_timing, "decode", note)
+    wanted = ["--only", "methods", "--repeats", "2", "--assume", *forwards]
+    rows, table = run(tmp_path, monkeypatch, *wanted)
+    rows["methods"].pop("seconds")
+    found = dict(zip(forwards, rows["methods"].values(), strict=True))
+    assert {text: 64 / row["tpf_reached"] for text, row in found.items()} == forwards
+    names = [text.split(",")[0].split(":")[0] for text in forwards]
+    twice = [name for name in names for _ in range(2)]
+    assert order == twice + names + names  # warmed up, then timed
+    engines = {text: row["engine"] for text, row in found.items()}
+    assert [text for text in engines if engines[text] == "plain"] == ["fast-dllm,rule=credit:4"]
+    base, fast = found["one-by-one:0.74"], found["fast-dllm:3.89"]
+    assert base["tokens_per_s"] == pytest.approx(0.74 * base["forwards_per_s"])
+    assert fast["times_first"] == pytest.approx(fast["tokens_per_s"] / base["tokens_per_s"])
+    # the prompt and all of the canvas at the opening of each of two blocks, else the block of 32
+    assert found["fast-dllm-dual:3.8"]["computed_per_forward"] == (2 * 96 + 15 * 32) / 17
+    assert (
+        "| methods: d2f,rule=entropy,block=16,block_add=1.0 at 10.86 | engine graph, ms_per_forward" in table
+    )
+    for wrong in ("tad", "nosuch:3", "tad,nosuch=1:3"):
+        with pytest.raises(SystemExit):
+            run(tmp_path, monkeypatch, "--assume", wrong)
+        assert f"--assume: {wrong}: " in capsys.readouterr().err
+
+
 def test_a_row_that_fails_costs_no_other_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: bench_decode.Bench) -> dict[str, Any]:
+    def fail(_: Bench) -> dict[str, Any]:
         raise RuntimeError("out of luck\nand more")
 
     monkeypatch.setitem(bench_decode.ROWS, "step", fail)
@@ -77,7 +123,7 @@ def test_no_row_is_begun_when_the_time_is_over(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("shape", ["llada-8b", "dream-7b", "fast-dllm-v2-7b", "sdar-8b"])
 def test_a_staged_step_computes_what_it_says_and_can_be_repeated(shape: str, count: int) -> None:
     with machine.ASSUMED_TPF.at(CPU, bench_decode.TPF), torch.inference_mode():
-        bench = bench_decode.Bench(CPU, Namespace(tiny=True, shape=shape, repeats=1))
+        bench = Bench(CPU, Namespace(tiny=True, shape=shape, repeats=1))
         staged = bench.stage(bench.engine, count, 16)
         staged.reset()
         for _ in range(12):  # more than are timed without starting anew

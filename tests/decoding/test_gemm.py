@@ -47,9 +47,9 @@ def test_rows_in_bf16_go_in_as_fp16_and_come_back_as_bf16(split: int) -> None:
     by, wide = small(30, 48)
     x = draw(5, 48).bfloat16()
     x[0, 0], x[0, 1] = 3e38, -3e38  # cut off, not infinite
-    assert as_input(x).dtype == torch.float16
-    torch.testing.assert_close(as_input(x)[0, :2].float(), torch.tensor([65280.0, -65280.0]))
-    torch.testing.assert_close(as_input(x)[1:].float(), x[1:].float())
+    assert as_input(x, by).dtype == torch.float16
+    torch.testing.assert_close(as_input(x, by)[0, :2].float(), torch.tensor([65280.0, -65280.0]))
+    torch.testing.assert_close(as_input(x, by)[1:].float(), x[1:].float())
     found = split_k_project(split, torch.bfloat16)(x, by)
     assert found.dtype == torch.bfloat16
     assert found.isfinite().all()
@@ -63,11 +63,13 @@ def test_the_fake_operation_is_the_operation() -> None:
     by, _ = small(30, 48)
     for dtype in (torch.float32, torch.bfloat16):
         x = draw(3, 8).to(dtype)
-        for wanted in {dtype, gemm.input_dtype(dtype)}:
+        for wanted in {dtype, gemm.input_dtype(dtype, by)}:
             torch.library.opcheck(add_norm, (x, draw(2, 3, 8), draw(8).to(dtype), 1e-5, wanted))
         for split in SPLITS:
-            given = (as_input(draw(3, 48).to(dtype)), by.weight, by.scale, dtype)
+            given = (as_input(draw(3, 48).to(dtype), by), by.weight, by.scale, dtype)
             torch.library.opcheck(gemm._OPERATIONS[split], given, test_utils="test_faketensor")
+            plain = (draw(3, 48).to(dtype), draw(30, 48).to(dtype), None, dtype)
+            torch.library.opcheck(gemm._OPERATIONS[split], plain, test_utils="test_faketensor")
 
 
 @pytest.fixture(params=["fp8", "int8"])
@@ -140,6 +142,30 @@ def test_rope_in_a_kernel_of_its_own_gives_the_tokens_of_the_plain_forward(
     assert set(calls) == {1}
 
 
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("by_library", [("qkv", "down"), ("attn_out", "gate_up"), ("query", "key_value")])
+def test_each_projection_may_take_either_gemm(
+    family: str, by_library: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU for weights that need no widening, where the faster one is taken."""
+    lm, some, made = tiny(family), tiny_prompts(family)[2:6], {}
+    operation = autotune._operation
+
+    def force(kind: str, by: Projection, split: int | None, dtype: torch.dtype) -> object:
+        made[kind] = None if kind in by_library else 3
+        return operation(kind, by, made[kind], dtype)
+
+    monkeypatch.setattr(gemm, "takes_split_k", lambda *_: True)
+    monkeypatch.setattr(autotune, "_operation", force)
+    engine = GraphEngine(lm.model, kernels=True)
+    plain = decode(lm, some, "tad-cached", 64, refresh=16, engine="plain")
+    found = decode(lm, some, "tad-cached", 64, refresh=16, batch_size=3, engine=engine)
+    assert [(row.tokens, row.steps) for row in found] == [(row.tokens, row.steps) for row in plain]
+    assert {kind for kind, split in made.items() if split is None} == set(by_library)
+    monkeypatch.setattr(autotune, "tuned_split", lambda *_: None)
+    assert GraphEngine(lm.model, kernels=True).network.few_row_ops is None
+
+
 @pytest.mark.slow
 def test_compiled_partials_are_reduced_where_they_are_used_and_compile_once(
     small_lm: LM, wide_lm: LM, prompts: list[list[int]]
@@ -169,15 +195,17 @@ def test_own_kernels_serve_where_they_can(small_lm: LM, monkeypatch: pytest.Monk
     assert GraphEngine(small_lm.model, kernels=True).network.few_row_ops is None
 
 
-@given(st.integers(1, 400), st.integers(1, 300))
-def test_candidates_cut_the_inputs_evenly_and_occupy_the_device(tiles: int, blocks: int) -> None:
-    weight = torch.empty(64 * tiles, 64 * blocks, dtype=torch.float8_e4m3fn, device="meta")
+@given(st.integers(1, 400), st.integers(1, 300), st.sampled_from([torch.float8_e4m3fn, torch.bfloat16]))
+def test_candidates_cut_the_inputs_evenly_and_occupy_the_device(
+    tiles: int, blocks: int, dtype: torch.dtype
+) -> None:
+    weight = torch.empty(64 * tiles, 64 * blocks, dtype=dtype, device="meta")
     for config in candidates(weight):
         assert weight.shape[1] % config.block_k == 0
         programs = config.split * -(-len(weight) // config.block_n)
         assert programs >= 120
         assert config.split == 1 or programs <= 420
-        assert config._replace(split=1) in CONFIGS
+        assert config._replace(split=1) in (CONFIGS if dtype.itemsize == 1 else gemm.HALF_CONFIGS)
     assert usual_split(weight) in SPLITS
     assert weight.shape[1] % gemm.config_for(weight, 40, 2).block_k == 0
     assert gemm.config_for(weight, 40, 2).split == 2
@@ -212,6 +240,9 @@ def test_the_split_is_best_for_all_rows_together_and_failures_are_left_out(
     monkeypatch.setattr(autotune, "_SUM_RATE", 3e12)  # partials that are read again count
     wide = torch.empty(24576, 4096, dtype=torch.float8_e4m3fn, device="meta")
     assert keep_best(wide, [Timing(64, one, 0.050), Timing(64, one._replace(split=2), 0.049)]) == 1
+    assert keep_best(wide, [Timing(64, one, 0.050), Timing(64, None, 0.051)]) == 1
+    assert keep_best(wide, [Timing(64, one, 0.050), Timing(64, None, 0.049)]) is None
+    assert keep_best(wide, [Timing(64, one, None), Timing(64, None, 0.049)]) is None
 
 
 @pytest.mark.parametrize(

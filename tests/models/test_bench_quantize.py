@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+import quantize as bench
 from tad.models.quantize import to_fp8
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "quantize.py"
-    spec = importlib.util.spec_from_file_location("bench_quantize", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_block_is_rounded_by_its_own_scale(bench: ModuleType) -> None:
+def test_a_block_is_rounded_by_its_own_scale() -> None:
     weight = torch.randn(200, 300)
     weight[150, 290] = 1e9  # spoils its own block and no other
     found = bench.round_blocks(weight)
@@ -35,7 +22,7 @@ def test_a_block_is_rounded_by_its_own_scale(bench: ModuleType) -> None:
     assert not found[128:150, 256:].any()
 
 
-def test_every_kind_of_weights_is_paired_with_bf16(bench: ModuleType, tmp_path: Path) -> None:
+def test_every_kind_of_weights_is_paired_with_bf16(tmp_path: Path) -> None:
     out = tmp_path / "numbers.json"
     words = [
         "nano-llada",
@@ -59,7 +46,7 @@ def test_every_kind_of_weights_is_paired_with_bf16(bench: ModuleType, tmp_path: 
 
 
 @pytest.mark.parametrize("model", ["nano-llada", "nano-dream"])
-def test_predictions_at_masks_are_held_to_the_unrounded_ones(bench: ModuleType, model: str) -> None:
+def test_predictions_at_masks_are_held_to_the_unrounded_ones(model: str) -> None:
     words = [model, "--predictions", "--size", "2", "--device", "cpu", "--weights", "int8", "int4"]
     plain, int8, int4 = bench.main(words)
     assert (plain["difference"], plain["same_best"], plain["kl"]) == (0, 1, 0)

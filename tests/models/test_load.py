@@ -233,6 +233,8 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     for source in (folder / "config.json", tmp_path / "nothing", "word", tmp_path / "adapter"):
         with pytest.raises(TadError, match=f"^{source}: "):
             tad.load(source)
+    with pytest.raises(TadError, match=r"nano-llada --adapter nano-llada-ltr$"):
+        tad.load("nano-llada-ltr")
 
 
 def test_a_hub_id_downloads_text_and_safetensors_only(

@@ -2,7 +2,8 @@
 
 A mask is about the positions of a row's canvas. Without a cache the queries are all of them; with one the queries are
 the positions fed (`cache_position`) and the keys are every position of the cache. Which mask a model has is said by its
-config (`Shape.blocks`) and asked of `MaskedDiffusionModel.attention_mask`. Token-causal attention does not occur here.
+config (`Shape.blocks`) and asked of `MaskedDiffusionModel.attention_mask`. Token-causal attention
+is block-causal with blocks of one position.
 """
 
 from __future__ import annotations

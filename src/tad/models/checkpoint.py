@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 from tad.errors import TadError
 from tad.models.family import Family, family_of
+from tad.models.source import BUNDLED
 from tad.models.stored import (
     HEADER_DTYPES,
     Stored,
@@ -73,8 +74,11 @@ class Checkpoint:
         """Read config.json; nothing else is looked at yet."""
         path = folder / "config.json"
         if not path.exists() and (folder / "adapter_config.json").exists():
+            base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+            model = base if isinstance(base, str) and base.isprintable() and len(base) < 200 else "MODEL"
+            name = folder.name if folder.parent == BUNDLED else folder
             raise TadError(
-                f"{folder}: is an adapter, not a model; load its base model and pass this as the adapter"
+                f"{folder}: is an adapter, not a model; give its base and this as the adapter: {model} --adapter {name}"
             )
         check_files(folder)
         values = read_json(path)

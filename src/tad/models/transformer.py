@@ -1,4 +1,4 @@
-"""The one transformer behind all families: RMSNorm, RoPE, SwiGLU or experts, optional GQA, bias and q/k norm; no token-causal mask.
+"""The one transformer behind all families: RMSNorm, RoPE, SwiGLU or experts, optional GQA, bias and q/k norm.
 
 `MaskedDiffusionModel` is a Hugging Face `PreTrainedModel` without a family: subclasses say where their released
 checkpoints keep each part (`Names`) and how their config maps to a `Shape`. It predicts; it does not decode, and

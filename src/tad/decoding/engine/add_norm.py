@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tad.decoding.engine.gemm import as_input, input_dtype, split_k_op
+from tad.decoding.engine.gemm import as_input, input_dtype, split_k_op, to_fp16
 from tad.decoding.engine.weights import Projection, project
 
 # Residual x [n, width], what is projected onto it, by what, the weight and the eps of the rms_norm, whether no further
@@ -47,8 +47,9 @@ def split_k_add_norm(split: int) -> ProjectAddNorm:
     def project(
         x: Tensor, inputs: Tensor, by: Projection, weight: Tensor, eps: float, last: bool
     ) -> tuple[Tensor, Tensor]:
-        partials = partials_of(as_input(inputs), by.weight, by.scale, x.dtype)
-        summed, normed = add_norm(x, partials, weight, eps, x.dtype if last else input_dtype(x.dtype))
+        partials = partials_of(as_input(inputs, by), by.weight, by.scale, x.dtype)
+        dtype = x.dtype if last else input_dtype(x.dtype, by)
+        summed, normed = add_norm(x, partials, weight, eps, dtype)
         return summed, normed
 
     return project
@@ -60,7 +61,7 @@ def _add_norm(
     if not x.is_cuda:
         x = add(x, partials.sum(0).to(x.dtype))
         normed = rms_norm(x, weight, eps)
-        return x, normed.clone() if dtype == x.dtype else as_input(normed)
+        return x, normed.clone() if dtype == x.dtype else to_fp16(normed)
     from tad.decoding.engine.kernels import launch_add_norm
 
     summed, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)

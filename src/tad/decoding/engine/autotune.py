@@ -49,6 +49,7 @@ class LinearOps(NamedTuple):
     gate_up: Project
     down: ProjectAddNorm
     partials: bool = False
+    inputs: torch.dtype | None = None  # of what attention gives, where not the model's
 
 
 LIBRARY = LinearOps(project, project, project, project_add_norm, project, project_add_norm)
@@ -58,7 +59,7 @@ class Timing(NamedTuple):
     """Milliseconds of one GEMM of `rows` with a config, or why there are none."""
 
     rows: int
-    config: KernelConfig
+    config: KernelConfig | None  # None: the library
     ms: float | None
     error: str = ""
 
@@ -72,32 +73,47 @@ def few_row_ops(layers: Sequence[LayerWeights], shape: Shape, dtype: torch.dtype
     served = all(gemm.takes_split_k(some[0], dtype) for some in by_kind.values())
     if not served or not gemm.takes_heads(shape.head_dim):
         return None
-    found: dict[str, Any] = {}
+    splits: dict[str, int | None] = {}
     for kind, some in by_kind.items():
-        split = tuned_split(some, dtype) if kind in KINDS else gemm.usual_split(some[0].weight)
-        found[kind] = _operation(kind, some[0], split, dtype)
-    return LinearOps(**found, partials=True)
+        by = some[0]
+        alone = None if by.scale is None else gemm.usual_split(by.weight)
+        splits[kind] = tuned_split(some, dtype) if kind in KINDS else alone
+    if not any(splits.values()):
+        return None
+    found: dict[str, Any] = {
+        kind: _operation(kind, by_kind[kind][0], split, dtype) for kind, split in splits.items()
+    }
+    return LinearOps(**found, partials=True, inputs=gemm.input_dtype(dtype, layers[0].attn_out))
 
 
-def _operation(kind: str, by: Projection, split: int, dtype: torch.dtype) -> Project | ProjectAddNorm:
+def _operation(kind: str, by: Projection, split: int | None, dtype: torch.dtype) -> Project | ProjectAddNorm:
     if kind in ("attn_out", "down"):
-        return split_k_add_norm(split) if by.bias is None else project_add_norm
-    return project_to_partials(split, dtype) if kind == "qkv" else split_k_project(split, dtype)
+        return project_add_norm if split is None or by.bias is not None else split_k_add_norm(split)
+    if kind == "qkv":
+        return project_to_partial if split is None else project_to_partials(split, dtype)
+    return project if split is None else split_k_project(split, dtype)
 
 
-# What was found: (outputs, inputs, dtype of rows) -> split.
-_SPLITS: dict[tuple[int, int, torch.dtype], int] = {}
+def project_to_partial(x: Tensor, by: Projection) -> Tensor:
+    """The library's GEMM as a single partial, which leaves the bias to be added."""
+    return project(x, by._replace(bias=None))[None]
 
 
-def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int:
-    """Into how many splits of K GEMMs of this shape are best cut, tuned where they were not yet."""
+# What was found: (dtype of weights, outputs, inputs, dtype of rows) -> split, or None where the library is faster.
+_SPLITS: dict[tuple[torch.dtype, int, int, torch.dtype], int | None] = {}
+
+
+def tuned_split(projections: Sequence[Projection], dtype: torch.dtype) -> int | None:
+    """Into how many splits of K GEMMs of this shape are best cut, tuned where they were not yet. None: the library's are
+    faster."""
     weight = projections[0].weight
     if weight.device.type != "cuda":
         return gemm.usual_split(weight)
     n, k = weight.shape
-    if (n, k, dtype) not in _SPLITS:
+    key = (weight.dtype, n, k, dtype)
+    if key not in _SPLITS:
         tune(projections, dtype)
-    return _SPLITS[n, k, dtype]
+    return _SPLITS[key]
 
 
 def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Timing]:
@@ -105,8 +121,10 @@ def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Timing]:
     began, weight = time.perf_counter(), projections[0].weight
     n, k = weight.shape
     timings = [timing for rows in ROWS for timing in time_configs(projections, rows, dtype)]
-    split = _SPLITS[n, k, dtype] = keep_best(weight, timings)
-    best = ", ".join(f"{rows} rows {tuple(gemm.config_for(weight, rows, split))}" for rows in ROWS)
+    split = _SPLITS[weight.dtype, n, k, dtype] = keep_best(weight, timings)
+    best = "the library's"
+    if split is not None:
+        best = ", ".join(f"{rows} rows {tuple(gemm.config_for(weight, rows, split))}" for rows in ROWS)
     seconds, failed = time.perf_counter() - began, sum(timing.ms is None for timing in timings)
     _LOG.info(
         "split-K GEMM %d x %d: %s (%d configs timed, %d failed, %.1f s)",
@@ -120,14 +138,19 @@ def tune(projections: Sequence[Projection], dtype: torch.dtype) -> list[Timing]:
     return timings
 
 
-def keep_best(weight: Tensor, timings: Sequence[Timing]) -> int:
-    """The split that is best over all numbers of rows, whose best configs are kept; the usual one where all failed."""
+def keep_best(weight: Tensor, timings: Sequence[Timing]) -> int | None:
+    """The split that is best over all numbers of rows, whose best configs are kept, or None for the library; the usual one
+    where all failed."""
     rows = sorted({timing.rows for timing in timings})
-    best: dict[int, list[Timing]] = {}
-    for split in gemm.SPLITS:
+    best: dict[int | None, list[Timing]] = {}
+    for split in (*gemm.SPLITS, None):
         fastest = [
             min(
-                (timing for timing in timings if timing.rows == count and timing.config.split == split),
+                (
+                    timing
+                    for timing in timings
+                    if timing.rows == count and (timing.config and timing.config.split) == split
+                ),
                 key=lambda timing: cost(timing, weight),
                 default=None,
             )
@@ -140,7 +163,8 @@ def keep_best(weight: Tensor, timings: Sequence[Timing]) -> int:
     split = min(best, key=lambda one: sum(cost(timing, weight) for timing in best[one]))
     n, k = weight.shape
     for timing in best[split]:
-        gemm.chosen[n, k, row_block(timing.rows), split] = timing.config
+        if timing.config is not None:
+            gemm.chosen[weight.dtype, n, k, row_block(timing.rows), timing.config.split] = timing.config
     return split
 
 
@@ -148,24 +172,27 @@ def cost(timing: Timing, weight: Tensor) -> float:
     """A timing's milliseconds with what reading its partials will add."""
     if timing.ms is None:
         return math.inf
-    split = timing.config.split
+    split = 1 if timing.config is None else timing.config.split
     size = 2 if split == 1 else 4 * split
     return timing.ms + 1e3 * timing.rows * len(weight) * size / _SUM_RATE
 
 
 def time_configs(projections: Sequence[Projection], rows: int, dtype: torch.dtype) -> list[Timing]:
-    """Every candidate on some layers' weights, captured and replayed. One that fails costs no other one."""
+    """Every candidate on some layers' weights, captured and replayed, and the library's GEMM of weights that need no widening.
+    One that fails costs no other one."""
     some = projections[:_LAYERS]
     weight = some[0].weight
-    x = as_input(torch.randn(rows, weight.shape[1], device=weight.device).to(dtype))
+    x = as_input(torch.randn(rows, weight.shape[1], device=weight.device).to(dtype), some[0])
     tried, timings = candidates(weight), []
     compile_ahead(x, some[0], tried, dtype)
-    for config in tried:
+    for config in (*tried, *([None] if some[0].scale is None else [])):
 
-        def run(config: KernelConfig = config) -> None:
+        def run(config: KernelConfig | None = config) -> None:
             for by in some:
-                assert by.scale is not None
-                gemm_partials(x, by.weight, by.scale, dtype, config)
+                if config is None:
+                    project(x, by._replace(bias=None))
+                else:
+                    gemm_partials(x, by.weight, by.scale, dtype, config)
 
         try:
             timings.append(Timing(rows, config, time_replays(run) / len(some)))
@@ -182,7 +209,6 @@ def compile_ahead(x: Tensor, by: Projection, tried: Sequence[KernelConfig], dtyp
 
     from tad.decoding.engine.kernels import launch_gemm
 
-    assert by.scale is not None
     with ThreadPoolExecutor(8) as pool:
         try:
             background = triton.AsyncCompileMode(pool, ignore_errors=True)

@@ -27,7 +27,7 @@ _HEADS = 8  # of a program that applies RoPE
 def _gemm(
     x: tl.tensor,  # [m, k], or its descriptor
     weight: tl.tensor,  # [n, k], or its descriptor
-    scale: tl.tensor,  # [n]
+    scale: tl.tensor,  # [n] where scaled
     out: tl.tensor,  # [split, m, n]
     m: tl.tensor,
     n: tl.tensor,
@@ -39,6 +39,7 @@ def _gemm(
     block_k: tl.constexpr,
     stages: tl.constexpr,
     tma: tl.constexpr,
+    scaled: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     tile, part = program // split, program % split
@@ -59,16 +60,23 @@ def _gemm(
             read = tl.load(weight_at + block * block_k, eviction_policy="evict_first")
             given = tl.load(x_at + block * block_k, eviction_policy="evict_last")
         total = tl.dot(read.to(given.dtype), tl.trans(given), total)
-    total = tl.trans(total) * tl.load(scale + tl.minimum(column, n - 1))[None, :]
+    total = tl.trans(total)
+    if scaled:
+        total *= tl.load(scale + tl.minimum(column, n - 1))[None, :]
     place = part * m * n + row[:, None] * n + column[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=(row[:, None] < m) & (column[None, :] < n))
 
 
 def launch_gemm(
-    x: Tensor, weight: Tensor, scale: Tensor, out: Tensor, config: KernelConfig, only_compile: bool = False
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    out: Tensor,
+    config: KernelConfig,
+    only_compile: bool = False,
 ) -> None:
-    """Fill out [split, m, n] with the partials of x [m, k] in fp16 times weight [n, k]. `only_compile` runs nothing;
-    inside `triton.AsyncCompileMode` it compiles in the background."""
+    """Fill out [split, m, n] with the partials of x [m, k] in fp16, or in the weight's dtype, times weight [n, k].
+    `only_compile` runs nothing; inside `triton.AsyncCompileMode` it compiles in the background."""
     split, m, n = out.shape
     k = weight.shape[1]
     block_m = max(16, triton.next_power_of_2(m))
@@ -81,13 +89,14 @@ def launch_gemm(
             TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
         ]
     grid = (triton.cdiv(n, config.block_n) * split,)
-    arguments = (*reads, scale, out, m, n, k, x.stride(0), split)
+    arguments = (*reads, out if scale is None else scale, out, m, n, k, x.stride(0), split)
     constants = {
         "block_m": block_m,
         "block_n": config.block_n,
         "block_k": config.block_k,
         "stages": config.stages,
         "tma": config.tma,
+        "scaled": scale is not None,
         "num_warps": config.warps,
         "num_stages": config.stages,
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 from tad.decoding.engine.add_norm import rms_norm
 from tad.decoding.engine.autotune import LIBRARY, LinearOps, few_row_ops
 from tad.decoding.engine.buckets import StepShape
-from tad.decoding.engine.gemm import MAX_ROWS, has_kernels, input_dtype, takes_heads
+from tad.decoding.engine.gemm import MAX_ROWS, has_kernels, takes_heads
 from tad.decoding.engine.kv_pool import KVView
 from tad.decoding.engine.layout import PackedQueries, QueryLayout, Spans
 from tad.decoding.engine.rope import apply_rope_and_write
@@ -33,8 +33,8 @@ MAX_QUERIES = 256  # of a row that sees everything, that our own attention serve
 
 class Network:
     """The weights of a model and its forward over packed tokens. `compiled` runs what lies between two attentions as
-    fused kernels, one compilation for all layers and all sizes. `kernels`: our own serve few tokens (they multiply with fp8
-    and int8 weights, apply RoPE, write keys and values, attend), by default on a GPU that runs them; `True` elsewhere takes the same
+    fused kernels, one compilation for all layers and all sizes. `kernels`: our own serve few tokens (GEMMs where they are
+    faster, RoPE and the write of keys and values, attention), by default on a GPU that runs them; `True` elsewhere takes the same
     way with the library's operations. `adapter`: see `read_weights`."""
 
     def __init__(
@@ -238,9 +238,7 @@ class LayerOps:
             return leave(x, attended, layer, weight, True)[1]
 
         self.partials, self.rope_kernel = linear.partials, rope_kernel
-        self.input_dtype = (
-            input_dtype(model.dtype) if linear.partials else model.dtype
-        )  # of what attention gives
+        self.input_dtype = linear.inputs or model.dtype  # of what attention gives
         self.enter = compile_dynamic(enter) if compiled else enter
         self.cross = compile_dynamic(cross) if compiled else cross
         self.finish = compile_dynamic(finish) if compiled else finish
