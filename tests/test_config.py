@@ -128,6 +128,24 @@ def test_bundled_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
         find_recipe("elsewhere/nano")
 
 
+def test_a_text_is_parsed_once_and_an_override_stays_with_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "BUNDLED", tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    parse, parsed = config.yaml.load, []
+    monkeypatch.setattr(config.yaml, "load", lambda *given: parsed.append(given[0]) or parse(*given))
+    for name in ("once", "twice"):
+        (tmp_path / f"{name}.yaml").write_text(f"# {name}\noptimiser: {{rate: 0.1, betas: [0.5]}}\n")
+    changed = load_recipe(Whole, "once", ["optimiser.rate=7", "optimiser.betas.0=8"])
+    assert (changed.optimiser.rate, changed.optimiser.betas) == (7, [8])
+    plain = load_recipe(Whole, "once")
+    assert (plain.optimiser.rate, plain.optimiser.betas) == (0.1, [0.5])
+    assert sorted(text for text in parsed if text.startswith("#")) == [
+        (tmp_path / f"{name}.yaml").read_text() for name in ("once", "twice")
+    ]
+
+
 FAMILY = """# Two in one.
 # More.
 name: "{variant}"

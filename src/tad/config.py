@@ -4,14 +4,17 @@ A schema is a subclass of `Recipe`. Unknown keys and wrong types are one-line er
 field and the fix. This module knows no particular recipe: each room declares its own schema.
 
 A file may hold several recipes that differ in a few lines: `variants` maps a recipe's name to what it changes, laid over
-the rest of the file section by section; the name "{variant}" stands for its name. Bundled ones are found by these names; one of a file of your own is FILE:NAME.
+the rest of the file section by section; the name "{variant}" stands for its name. Bundled ones are found by these names; one
+of a file of your own is FILE:NAME.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import itertools
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -114,7 +117,7 @@ def recipe_text(source: str | Path) -> str:
 
 def _read_values(path: Path, variant: str | None) -> dict[str, Any]:
     """The values of a file, or of one of its variants."""
-    values = _read_yaml(path)
+    values = copy.deepcopy(_read_yaml(path))
     variants = values.pop(_VARIANTS, None)
     if variants is None and variant is None:
         return values
@@ -152,9 +155,16 @@ def _problem(error: yaml.YAMLError) -> str:
     return " ".join(str(getattr(error, "problem", None) or error).split())
 
 
+@lru_cache(maxsize=64)
+def _parse(text: str) -> Any:
+    """Once for each text: to find a recipe by its name takes all bundled files."""
+    return yaml.load(text, _Loader)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
+    """Not to be changed: it is handed out again."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        values = _parse(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import distill as bench
+
 pytestmark = pytest.mark.slow
-
-SCRIPT = Path(__file__).parents[2] / "bench" / "distill.py"
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # it imports its siblings
-    spec = importlib.util.spec_from_file_location("bench_distill", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bench_distill", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_all_ways_of_a_step_have_the_same_loss_and_stand_in_the_table(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["chunked", "fast + recompute", "released"]
     words = ["distill.py", "--tiny", "--repeats", "1", "--warmup", "1", "--out", str(tmp_path / "deep")]
@@ -41,7 +28,7 @@ def test_all_ways_of_a_step_have_the_same_loss_and_stand_in_the_table(
 
 
 def test_fp8_says_how_far_it_is_from_plain_and_a_profile_names_kernels(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["distill.py", "--tiny", "--repeats", "1", "--warmup", "1", "--profile", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", [*words, "--only", "chunked", "fast + fp8", "released"])
@@ -62,7 +49,7 @@ def test_fp8_says_how_far_it_is_from_plain_and_a_profile_names_kernels(
 
 
 def test_a_variant_that_fails_has_its_error_in_the_table(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*unused: object) -> None:
         raise RuntimeError("out of something")

@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_pair import (
     EOS,
     MASK,
+    ROWS,
     adapted,
+    both_families,
     gradients,
+    logits_of,
     loss_of,
     make_row,
     objective_of,
     tiny_model,
     views_of,
 )
-from torch import Tensor
 
 from tad.errors import TadError
 from tad.models import BlockLayout
@@ -34,9 +35,7 @@ from tad.training.objectives import (
 )
 from tad.training.objectives.module import adapters_off, head_of, plain_model
 from tad.training.states import TrajectoryArrays
-from tad.trajectories.partition import masked, partition
 
-ROWS = [make_row(seed) for seed in range(5)]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tad": ("tad", {"window": 3}),
     "tad-sum": ("tad", {"window": 3, "reduction": "sum", "lambda": 0.5, "tau": 2.0}),
@@ -62,24 +61,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llada2": ("llada2", {"block": 4}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
-both_families = pytest.mark.parametrize("family", ["llada", "dream"])
 
 
 def made(kind: str, family: str = "llada") -> Objective:
     name, chosen = KINDS[kind]
     return objective_of(name, family, **chosen)
-
-
-def logits_of(module: LossModule, ids: Tensor, teacher: bool = False) -> Tensor:
-    """Whole logits of one unpadded row, moved so that entry i predicts token i."""
-    model = plain_model(module.student)
-    if teacher:
-        with adapters_off(model), torch.no_grad():
-            logits = model(ids[None]).logits[0]
-    else:
-        logits = model(ids[None]).logits[0]
-    shift = module.objective.logit_shift
-    return torch.cat((logits[:shift], logits[: len(ids) - shift]))
 
 
 # --- the contract every objective keeps
@@ -167,129 +153,6 @@ def test_real_end_tokens_are_seen() -> None:
     ended = TrajectoryArrays(row.id, row.plain_ids, row.privileged_ids, tokens, row.reveal, row.n_real)
     before, after = (loss_of(model, objective, objective.views(r, 4, None)) for r in (row, ended))
     assert float(before.total.detach()) != pytest.approx(float(after.total.detach()), rel=1e-4)
-
-
-# --- TAD
-
-
-@both_families
-def test_tad_is_the_two_equations(family: str) -> None:
-    objective, model = objective_of("tad", family, window=4, tau=1.5, **{"lambda": 0.7}), adapted(family)
-    module = LossModule(model, objective)
-    near_sum = distant_sum = torch.zeros(())
-    near_count = distant_count = 0
-    views = []
-    for step, row in enumerate(ROWS):
-        views += objective.views(row, step, None)
-        hidden = row.tokens.masked_fill(masked(row.reveal, step), MASK)
-        start, taught = len(row.plain_ids), len(row.privileged_ids)
-        student = logits_of(module, torch.cat((row.plain_ids, hidden)))[start:]
-        teacher = logits_of(module, torch.cat((row.privileged_ids, hidden)), teacher=True)[taught:]
-        near, distant = partition(row.reveal, step, 4)
-        near_sum = near_sum + F.cross_entropy(student[near], row.tokens[near], reduction="sum")
-        given, wanted = (student[distant] / 1.5).log_softmax(-1), (teacher[distant] / 1.5).softmax(-1)
-        distant_sum = distant_sum + 1.5**2 * F.kl_div(given, wanted, reduction="sum")
-        near_count, distant_count = near_count + int(near.sum()), distant_count + int(distant.sum())
-    wanted = near_sum / near_count + 0.7 * distant_sum / distant_count
-    parts = loss_of(model, objective, views)
-    assert float(parts.total.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
-    assert float(parts.stats["near/tokens"]) == near_count
-    summed = objective_of("tad", family, window=4, tau=1.5, reduction="sum", **{"lambda": 0.7})
-    paper = (near_sum + 0.7 * distant_sum) / len(ROWS)
-    assert float(loss_of(model, summed, views).total.detach()) == pytest.approx(
-        float(paper.detach()), rel=1e-5
-    )
-
-
-def test_confidence_and_entropy_are_those_of_the_student() -> None:
-    objective, model = made("tad"), adapted()
-    view = objective.views(ROWS[0], 3, None)[0]
-    parts = loss_of(model, objective, [view])
-    logs = logits_of(LossModule(model, objective), view.student_ids)[len(view.prompt) :].log_softmax(-1)
-    means = averages(parts.stats)
-    for term in ("near", "distant"):
-        at = view.terms[term] > 0
-        own = logs[at].gather(1, view.labels[at][:, None]).exp().mean().detach()
-        assert means[f"{term}/confidence"] == pytest.approx(float(own), rel=1e-5)
-        entropy = -(logs[at].exp() * logs[at]).sum(-1).mean().detach()
-        assert means[f"{term}/entropy"] == pytest.approx(float(entropy), rel=1e-5)
-        assert means[f"{term}/tokens"] == int(at.sum())
-
-
-def test_near_only_still_reports_the_distant_positions() -> None:
-    objective, model = made("tad-near-only"), adapted()
-    parts = loss_of(model, objective, views_of(objective, ROWS))
-    assert float(parts.terms["distant"]) == 0.0
-    assert float(parts.stats["distant/tokens"]) > 0
-    assert float(parts.total.detach()) == float(parts.terms["near"])
-
-
-def test_end_filler_counts_only_when_asked_and_a_plain_teacher_sees_what_the_student_sees() -> None:
-    row = make_row(3, n_real=7)
-    whole, short, plain = (
-        objective_of("tad", window=4, **changes).views(row, 2, None)[0]
-        for changes in ({}, {"filler": False}, {"teacher": "plain"})
-    )
-    for term in ("near", "distant"):
-        assert torch.equal(short.terms[term] > 0, (whole.terms[term] > 0) & (row.reveal <= 7))
-    assert torch.equal(short.noisy, whole.noisy)
-    assert whole.terms["distant"].sum() > short.terms["distant"].sum()
-    assert torch.equal(plain.teacher_ids, plain.student_ids)
-    assert torch.equal(whole.teacher_ids[: len(row.privileged_ids)], row.privileged_ids)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 999),
-    step=st.integers(0, 11),
-    window=st.integers(1, 14),
-    softness=st.floats(0.05, 5),
-    curve=st.sampled_from(["logistic", "exponential"]),
-)
-def test_smooth_weights_share_each_mask_and_fall_with_the_steps(
-    seed: int, step: int, window: int, softness: float, curve: str
-) -> None:
-    objective = objective_of("tad", window=window, partition="smooth", softness=softness, curve=curve)
-    reveal = make_row(seed).reveal
-    near, distant = objective.weigh(reveal, step)
-    assert torch.allclose(near + distant, masked(reveal, step).float())
-    assert (near >= 0).all()
-    assert (distant >= 0).all()
-    order = reveal.argsort()
-    soon = near[order][masked(reveal, step)[order]]
-    assert (soon.diff() <= 1e-6).all()
-
-
-@pytest.mark.parametrize(
-    "limit", [{"partition": "smooth", "softness": 0.01}, {"partition": "adaptive", "floor": 0.0}], ids=str
-)
-def test_other_partitions_are_the_fixed_one_in_their_limit(limit: dict[str, Any]) -> None:
-    model = adapted()
-    objectives = [objective_of("tad", window=3, reduction="sum", **changes) for changes in ({}, limit)]
-    fixed, other = (float(loss_of(model, o, views_of(o, ROWS)).total.detach()) for o in objectives)
-    assert other == pytest.approx(fixed, rel=1e-6)
-
-
-@pytest.mark.parametrize(("kind", "costs"), [("tad-adaptive", True), ("tad-adaptive-plain", False)])
-def test_adaptive_keeps_near_what_the_base_model_already_believes(kind: str, costs: bool) -> None:
-    """It costs a forward only where the teacher has another prompt."""
-    objective, model = made(kind), adapted()
-    assert objective.needs_base == costs
-    module = LossModule(model, objective)
-    view = objective.views(ROWS[2], 1, None)[0]
-    start, candidates = len(view.prompt), view.terms["near"] > 0
-    believed = logits_of(module, view.student_ids, teacher=True)[start:].softmax(-1)
-    own = believed.gather(1, view.labels[:, None])[:, 0]
-    near = candidates & (own >= objective.floor)
-    assert 0 < int(near.sum()) < int(candidates.sum())  # the floor matters here
-    parts = loss_of(model, objective, [view])
-    assert float(parts.stats["near/tokens"]) == int(near.sum())
-    assert float(parts.stats["distant/tokens"]) == int((view.noisy == MASK).sum()) - int(near.sum())
-    student = logits_of(module, view.student_ids)[start:]
-    wanted = F.cross_entropy(
-        student[near], view.labels[near], reduction="sum" if objective.reduction == "sum" else "mean"
-    )
-    assert float(parts.terms["near"]) == pytest.approx(float(wanted.detach()), rel=1e-5)
 
 
 # --- the peers
@@ -415,111 +278,6 @@ def test_a_block_causal_student_does_not_see_later_blocks(name: str, settings: d
     slopes = [gradients(model, loss) for loss in losses]
     assert torch.allclose(slopes[0], slopes[1], rtol=1e-5, atol=1e-7)
     assert not torch.allclose(slopes[0], slopes[2], rtol=1e-2)
-
-
-@both_families
-@pytest.mark.parametrize("floor", [1e-3, 0.5])
-def test_sft_is_the_published_sum(family: str, floor: float) -> None:
-    """Over masked positions, cross-entropy / ratio / answer length; over rows, the mean. A floor caps 1 / ratio alone."""
-    objective, model = objective_of("sft", family, floor=floor), tiny_model(family)
-    ids = torch.randint(0, MASK, (3, 12), generator=torch.Generator().manual_seed(0))
-    prompts = torch.tensor([2, 5, 1])
-    batch = noised(objective, ids, prompts)
-    draw = torch.Generator().manual_seed(3)
-    ratio = 0.999 * ((torch.rand(1, generator=draw) + torch.arange(3) / 3) % 1) + 1e-3
-    noisy, wanted = batch.student.ids, 0.0
-    inside = torch.arange(12) < prompts[:, None]
-    assert torch.equal(noisy[inside], ids[inside])  # prompts are never masked
-    logs = model(noisy).logits.log_softmax(-1)
-    for row in range(3):
-        for place in range(int(prompts[row]), 12):
-            if noisy[row, place] == MASK:
-                own = logs[row, place - objective.logit_shift, ids[row, place]]
-                wanted += float(-own.detach() / max(ratio[row], floor) / (12 - prompts[row])) / 3
-    found = LossModule(model, objective)(batch, objective.counts(batch)).total
-    assert float(found.detach()) == pytest.approx(wanted, rel=1e-5)
-    assert wanted > 0
-
-
-def noised(objective: Any, ids: Tensor, prompts: Tensor, seed: int = 3, **more: Any) -> Any:
-    return objective.noise_rows(ids, prompts, EOS, torch.Generator().manual_seed(seed), **more)
-
-
-@pytest.mark.parametrize("settings", [{}, {"block_states": 0.6, "block": 4}, {"floor": 0.3}], ids=str)
-def test_a_row_of_pretraining_is_masked_and_weighed_as_a_trajectory_s_text(settings: dict[str, Any]) -> None:
-    objective = objective_of("sft", **settings)
-    for seed in range(12):
-        row = make_row(seed, n_real=9)
-        view = objective.views(row, None, np.random.default_rng(seed))[0]
-        drawn = int(np.random.default_rng(seed).integers(2**63))
-        batch = noised(objective, row.tokens[None], torch.tensor([0]), drawn)
-        assert torch.equal(batch.student.ids[0], view.noisy)
-        targets = batch.terms["hard"]
-        assert torch.equal(targets.student_index, view.terms["hard"].nonzero()[:, 0])
-        assert torch.equal(targets.labels, row.tokens[targets.student_index])
-        torch.testing.assert_close(targets.weights, view.terms["hard"][targets.student_index])
-
-
-def test_ratios_cover_the_range_and_each_is_uniform() -> None:
-    ids, prompts = torch.zeros(100, 2000, dtype=torch.long), torch.zeros(100, dtype=torch.long)
-    objective = objective_of("sft")
-    shares = (noised(objective, ids, prompts).student.ids == MASK).float().mean(1).sort().values
-    assert torch.allclose(shares, torch.linspace(0, 1, 100), atol=0.05)
-    firsts = [
-        float((noised(objective, ids[:4, :400], prompts[:4], seed).student.ids[0] == MASK).float().mean())
-        for seed in range(300)
-    ]
-    assert torch.tensor(firsts).sort().values.sub(torch.linspace(0, 1, 300)).abs().max() < 0.12
-
-
-def test_processes_share_the_rows_of_a_batch_under_one_noise() -> None:
-    objective = objective_of("sft", block_states=0.5, block=4)
-    draws = torch.Generator().manual_seed(0)
-    ids, prompts = (
-        torch.randint(0, MASK, (9, 20), generator=draws),
-        torch.randint(1, 9, (9,), generator=draws),
-    )
-    whole = noised(objective, ids, prompts)
-    parts = [noised(objective, ids, prompts, mine=slice(rank, None, 2)) for rank in range(2)]
-    for rank, part in enumerate(parts):
-        assert torch.equal(part.student.ids, whole.student.ids[rank::2])
-    model = tiny_model()
-    module = LossModule(model, objective)
-    together, shares = (
-        [float(module(batch, objective.counts(whole)).total.detach()) for batch in batches]
-        for batches in ([whole], parts)
-    )
-    assert sum(shares) == pytest.approx(together[0], rel=1e-5)
-
-
-def test_block_states_show_whole_blocks_before_the_current_one_and_only_masks_after_it() -> None:
-    ids = torch.zeros(64, 80, dtype=torch.long)
-    ids[:, 60:] = EOS  # filler from the 50th answer token on
-    objective = objective_of("sft", block_states=1.0, block=16)
-    hidden = noised(objective, ids, torch.full((64,), 10)).student.ids[:, 10:] == MASK
-    seen = set()
-    for row in hidden:
-        fits = [block for block in range(4) if not row[: 16 * block].any() and row[16 * (block + 1) :].all()]
-        assert fits, "neither whole blocks first nor masks last"
-        seen.update(fits)
-    assert seen == {0, 1, 2, 3}
-    mixed = objective_of("sft", block_states=0.5, block=16)
-    ends = (
-        (noised(mixed, ids.repeat(6, 1), torch.full((384,), 10)).student.ids[:, 26:] == MASK)
-        .all(1)
-        .float()
-        .mean()
-    )
-    assert 0.15 < float(ends) < 0.75
-
-
-def test_sft_leaves_out_the_filler_where_asked() -> None:
-    objective, row = objective_of("sft", filler=False), make_row(3, n_real=7)
-    weights = torch.stack(
-        [objective.views(row, None, np.random.default_rng(seed))[0].terms["hard"] for seed in range(20)]
-    )
-    assert not weights[:, row.filler].any()
-    assert weights[:, ~row.filler].any(0).all()
 
 
 # --- the module

@@ -1,20 +1,24 @@
-"""Tiny models with adapters that do something, and rows to train them on."""
+"""Tiny models with adapters that do something, rows to train them on, and their logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch import Tensor
 
 from tad.models import DREAM, LLADA, MaskedDiffusionModel
 from tad.models.lora import attach
 from tad.models.shapes import build
 from tad.training.objectives import LossModule, LossOutput, Objective, View, get_objective
+from tad.training.objectives.module import adapters_off, plain_model
 from tad.training.states import TrajectoryArrays
 
 VOCAB, MASK, EOS = 48, 46, 47
 FAMILIES = {"llada": LLADA, "dream": DREAM}
+both_families = pytest.mark.parametrize("family", ["llada", "dream"])
 
 
 def tiny_model(family: str = "llada", seed: int = 0, **changes: Any) -> MaskedDiffusionModel:
@@ -62,6 +66,9 @@ def make_row(
     )
 
 
+ROWS = [make_row(seed) for seed in range(5)]
+
+
 def objective_of(name: str, family: str = "llada", **settings: Any) -> Objective:
     return get_objective(name, mask_token=MASK, family=family, **settings)
 
@@ -86,3 +93,15 @@ def gradients(model: Any, loss: torch.Tensor) -> torch.Tensor:
     """All gradients of the trainable parameters, as one vector."""
     params = [p for p in model.parameters() if p.requires_grad]
     return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, params)])
+
+
+def logits_of(module: LossModule, ids: Tensor, teacher: bool = False) -> Tensor:
+    """Whole logits of one unpadded row, moved so that entry i predicts token i."""
+    model = plain_model(module.student)
+    if teacher:
+        with adapters_off(model), torch.no_grad():
+            logits = model(ids[None]).logits[0]
+    else:
+        logits = model(ids[None]).logits[0]
+    shift = module.objective.logit_shift
+    return torch.cat((logits[:shift], logits[: len(ids) - shift]))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import factorization
 from tad.models import DREAM, LLADA, Family, load
 from tiny_lm import write_checkpoint

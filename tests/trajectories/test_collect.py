@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from collect_world import EXAMPLES, content, run, values
 from typer.testing import CliRunner
 
 from tad.cli import app
 from tad.config import parse_recipe
 from tad.errors import TadError
-from tad.models import DREAM, LLADA, load
+from tad.models import load
 from tad.tasks import get_task
 from tad.trajectories import collect
 from tad.trajectories.collect import Collector, CollectProgress, Nobody
@@ -29,42 +30,6 @@ from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, TrajectoryStore
 from tad.trajectories.summary import summarise
 from tad.trajectories.workers import collect_here, collect_with_ray, load_teacher
-from tiny_lm import write_checkpoint
-
-EXAMPLES = 12
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of each family and a file of questions of different lengths."""
-    folder = tmp_path_factory.mktemp("world")
-    for family in (LLADA, DREAM):
-        write_checkpoint(folder / family.name, family)
-    lines = [
-        {"question": "q" * (3 + i % 5), "reference": f"because {i}", "answer": str(i)}
-        for i in range(EXAMPLES)
-    ]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def values(world: Path, family: str = "llada", **changes: object) -> dict:
-    return {
-        "model": str(world / family),
-        "tasks": [{"name": "jsonl", "options": {"path": str(world / "questions.jsonl")}}],
-        "gen_length": 16,
-        "block": 8,
-        "keep": "all",
-        "shard_size": 4,
-        "batch_size": 3,
-        "device": "cpu",
-        **changes,
-    }
-
-
-def run(world: Path, out: Path, family: str = "llada", **changes: object) -> TrajectoryStore:
-    recipe = parse_recipe(CollectRecipe, values(world, family, **changes))
-    return collect_here(recipe, out, load(recipe.model, device="cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +56,6 @@ class Heard(Nobody):
 
     def stopping(self) -> bool:
         return self.stop_after is not None and len(self.shards) >= self.stop_after
-
-
-def content(store: TrajectoryStore) -> list[str]:
-    return [str(row) for row in store.rows()]
 
 
 def test_rows_do_not_depend_on_the_batch_size(world: Path, whole: TrajectoryStore, tmp_path: Path) -> None:
@@ -321,6 +282,17 @@ def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path
         ({"reference": "where-needed", "privileged": False}, "where-needed"),
         ({"reference": "where-needed", "tokens": "reference", "order": "random"}, "where-needed"),
         ({"part": [4, 3]}, r"part \[4, 3\]"),
+        *(
+            (
+                {"tasks": [{"name": "nano-word", "graded": "later"}], "reference": name},
+                f"reference.*nano-word.*{name}",
+            )
+            for name in ("majority", "where-needed")
+        ),
+        (
+            {"tasks": [{"name": "nano-word", "options": {"size": 1}, "graded": g} for g in (True, "later")]},
+            "nano-word.*twice",
+        ),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(
@@ -379,26 +351,6 @@ def test_a_task_that_is_not_graded_keeps_every_rollout_without_a_verdict(
 
 
 # The reference where it is needed
-
-
-@pytest.fixture(scope="module")
-def half_known(world: Path) -> Path:
-    """Questions of which the model answers every other one without help."""
-    lm = load(world / "llada", device="cpu")
-    questions = [f"{'why ' * (1 + i % 5)}{i}" for i in range(EXAMPLES)]
-    config = RolloutConfig(order="left-to-right", block=8)
-    prompts = [lm.encode(question) for question in questions]
-    lines = []
-    for i, (question, rollout) in enumerate(
-        zip(questions, roll_out(lm, prompts, prompts, 16, config), strict=True)
-    ):
-        known = lm.decode(rollout.tokens[: rollout.n_real]).strip()
-        assert known
-        answer = "something else" if i % 2 else known
-        lines.append({"question": question, "answer": answer, "grader": "text", "reference": f"because {i}"})
-    path = world / "half.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def needed(

@@ -191,8 +191,17 @@ def evaluate(
 
 
 def regrade(
-    folder: Annotated[Path, typer.Argument(help="A run of `tad eval`, or a sweep of them.")],
-    missing: Annotated[bool, typer.Option("--missing", help="Only rows without a verdict.")] = False,
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run of `tad eval`, a sweep of them, or trajectories that are graded later."),
+    ],
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Only rows without a verdict, as always of trajectories.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model of the trajectories, for its tokenizer.", callback=options.check_source),
+    ] = None,
     data_dir: options.DataDir = None,
     graders: Graders = None,
     levels: Levels = False,
@@ -201,11 +210,33 @@ def regrade(
     """Grade the texts of a run again, or for the first time where they were decoded without grading."""
     from tad.evaluation import regrade as grade_again
     from tad.evaluation.methods import find_runs
+    from tad.trajectories.store import META as STORE
 
     data = None if data_dir is None else str(data_dir)
+    if (folder / STORE).is_file():
+        _grade_trajectories(folder, model, data, graders, as_json)
+        return
     for results, changed in grade_again(find_runs(folder), data, missing, graders):
         typer.echo(f"{results.folder}: {changed} verdicts changed", err=True)
         _show_run(results, levels, as_json)
+
+
+def _grade_trajectories(
+    folder: Path, model: str | None, data_dir: str | None, graders: int | None, as_json: bool
+) -> None:
+    from tad.files import finite
+    from tad.models import load
+    from tad.trajectories.grading import grade_store
+    from tad.trajectories.store import TrajectoryStore
+    from tad.trajectories.summary import describe_store, summarise
+
+    if model is None:
+        raise TadError(f"{folder}: trajectories are read with their tokenizer; name it with --model")
+    store = TrajectoryStore.open(folder)
+    with options.busy(f"grading {folder}"):
+        for _ in grade_store(store, load(model, weights=False), data_dir, graders):
+            pass
+    typer.echo(json.dumps(finite(asdict(summarise(store)))) if as_json else "\n".join(describe_store(store)))
 
 
 def points(

@@ -1,4 +1,4 @@
-"""`tad run`, `tad study`."""
+"""`tad init`, `tad run`, `tad study`."""
 
 from __future__ import annotations
 

@@ -69,6 +69,8 @@ def distill(
     values = recipes.load(DistillRecipe, "distill", recipe, changes)
     # Before minutes are spent on the weights.
     stores = [TrajectoryStore.open(store) for store in (*values.trajectories, *values.validation)]
+    for store in stores:
+        store.check_graded()
     if (warning := warn_of_epochs(values, stores[: len(values.trajectories)])) is not None:
         typer.echo(warning, err=True)
     directory = out or Path("runs") / values.name

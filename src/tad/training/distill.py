@@ -32,13 +32,12 @@ from tad.training.held_out import HeldOut
 from tad.training.objectives import LossModule, Objective, check_settings, get_objective
 from tad.training.objectives.module import checkpoint_layers
 from tad.training.recipe import DistillRecipe
-from tad.training.record import write_record
+from tad.training.record import ADAPTER, MODEL, write_record
 from tad.training.states import TrajectorySet, read_stores
 from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
 from tad.training.weights import gather_weights, save_model, save_stacked, save_weights
 from tad.trajectories.window import LEVELS, read_report, read_window
 
-ADAPTER, MODEL = "adapter", "model"
 Evaluate = Callable[[LM, int], Mapping[str, float]]
 """(the student, step) -> numbers to log. Runs on one process, between steps."""
 ZERO2 = {

@@ -1,4 +1,5 @@
-"""The run record (run.json) of a training, an evaluation or a chain: what was run, with what, from which commit, call by call."""
+"""The run record (run.json) of a training, an evaluation or a chain: what was run, with what, from which commit, call by call;
+and what else a training leaves beside it, and under which names."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import tad
 from tad.errors import TadError
 from tad.files import write_json
 
-RECORD = "run.json"
+RECORD, LOG = "run.json", "log.jsonl"
+ADAPTER, MODEL = "adapter", "model"  # directories of what was trained
 _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "peft")
 
 
@@ -87,3 +89,8 @@ def read_record(directory: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         pass
     raise TadError(f"{path}: is damaged; remove it, the run itself does not need it")
+
+
+def find_result(directory: Path) -> Path | None:
+    """The adapter or model of a finished training; None before that."""
+    return next((directory / name for name in (ADAPTER, MODEL) if (directory / name).is_dir()), None)

@@ -99,6 +99,7 @@ def read_stores(folders: Sequence[Path], lm: LM | None = None) -> TrajectorySet:
     metas: list[StoreMeta] = []
     for folder in folders:
         store = TrajectoryStore.open(folder)
+        store.check_graded()
         if lm is not None:
             check_store(store, lm)
         if metas and store.meta.gen_length != metas[0].gen_length:

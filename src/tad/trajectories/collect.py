@@ -22,6 +22,7 @@ from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Verdict
 from tad.trajectories.fingerprint import row_seed
+from tad.trajectories.grading import count_verdicts, judge, read_text
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
@@ -108,6 +109,12 @@ class Collector:
             raise TadError("compile works with the teacher's tokens in an order that asks no student")
         self.engine = GraphEngine(lm.model, compiled=True) if recipe.compile else None
         self.items = list(mix_tasks(recipe))
+        asked = Counter((item.task.name, item.example.id) for item in self.items)
+        for item in self.items:
+            if item.later and asked[item.task.name, item.example.id] > 1:  # how its rows are found again
+                raise TadError(
+                    f"task '{item.task.name}': {item.example.id} is asked twice and graded later; collect into two stores"
+                )
         self.wrong: deque[str] = deque(maxlen=_SHOWN)  # the last texts that were graded wrong, and why
 
     @property
@@ -195,21 +202,18 @@ class Collector:
     ) -> tuple[list[Trajectory], ShardStats]:
         """Judge the rollouts of a shard, and keep what the recipe says."""
         verdicts = self._verdicts(rollouts)
-        rows, reasons, by_task = [], Counter[str](), dict[str, list[int]]()
-        steps = unsure = correct = ungraded = unaided = 0
+        rows, judged = [], list[tuple[str, Verdict]]()
+        steps = unsure = ungraded = pending = unaided = 0
         for (request, rollout), verdict in zip(rollouts, verdicts, strict=True):
             right = verdict is not None and verdict.correct
             if verdict is None:
                 ungraded += 1
+                pending += request.item.later
             else:
-                tally = by_task.setdefault(request.item.task.name, [0, 0])
-                tally[0] += 1
-                tally[1] += right
-                correct += right
-                if not right:
-                    reasons[_reason_class(verdict.reason)] += 1
-                    if rollout is not None:
-                        self.wrong.append(f"{verdict.reason}: {self._text(request, rollout)!r:.300}")
+                judged.append((request.item.task.name, verdict))
+                if not right and rollout is not None:
+                    text = read_text(self.lm, request.item, rollout.tokens)
+                    self.wrong.append(f"{verdict.reason}: {text!r:.300}")
             if rollout is None:
                 continue
             unaided += request.item.origin == "none" and self.recipe.privileged
@@ -218,19 +222,20 @@ class Collector:
             if right or verdict is None or self.recipe.keep == "all":
                 rows.append(_trajectory(request, rollout, verdict))
         stats = ShardStats(
-            len(rollouts),
-            len(rows),
-            correct,
-            dict(reasons.most_common(20)),
-            steps,
-            unsure,
-            by_task,
-            ungraded,
-            unaided,
+            attempted=len(rollouts),
+            kept=len(rows),
+            correct=0,
+            reasons={},
+            steps=steps,
+            unsure=unsure,
+            by_task={},
+            ungraded=ungraded,
+            pending=pending,
+            unaided=unaided,
             failed=sum(len(request.failed) for request, _ in rollouts),
             failed_steps=sum(sum(request.failed) for request, _ in rollouts),
         )
-        return rows, stats
+        return rows, count_verdicts(stats, judged)
 
     def preview(self) -> Preview | None:
         """A few questions with the reference and without; None where there is no such choice, or no grader."""
@@ -298,29 +303,15 @@ class Collector:
             Verdict(False, "the prompt does not fit the context") if rollout is None else request.verdict
             for request, rollout in rollouts
         ]
-        by_task: dict[int, list[int]] = {}  # sections may name one task with different options
-        for i, (request, _) in enumerate(rollouts):
-            if verdicts[i] is None and request.item.graded:
-                by_task.setdefault(id(request.item.task), []).append(i)
-        for indices in by_task.values():
-            task = rollouts[indices[0]][0].item.task
-            pairs = [(rollouts[i][0].item.example, self._text(*rollouts[i])) for i in indices]
-            for i, verdict in zip(indices, task.grade_many(pairs), strict=True):
-                item = rollouts[i][0].item
-                verdicts[i] = _by_majority(item, verdict) if item.origin == "majority" else verdict
+        asked = {
+            i: (request.item, rollout.tokens)
+            for i, (request, rollout) in enumerate(rollouts)
+            if verdicts[i] is None and rollout is not None and request.item.graded
+        }
+        for i, verdict in zip(asked, judge(self.lm, list(asked.values())), strict=True):
+            item = asked[i][0]
+            verdicts[i] = _by_majority(item, verdict) if item.origin == "majority" else verdict
         return verdicts
-
-    def _text(self, request: RolloutRequest, rollout: Rollout | None) -> str:
-        assert rollout is not None
-        ends = set(self.lm.tokens.ends)
-        answer = []
-        for token in rollout.tokens:
-            if token in ends:
-                break
-            answer.append(token)
-        return request.item.task.prompt(request.item.example, request.item.template).cut(
-            self.lm.decode(answer)
-        )
 
     def _with_majority(self, items: list[Item]) -> list[Item]:
         """Replace each reference by the most common final answer of unprivileged samples. The gold is not looked at."""
@@ -336,7 +327,9 @@ class Collector:
             rolled = self._roll(tried, config, [request.plain for request in tried])
             for i, request, rollout in zip(able, tried, rolled, strict=True):
                 # Only what was extracted is used: whether it is right stays unknown to the vote.
-                verdict = request.item.task.grade(request.item.example, self._text(request, rollout))
+                verdict = request.item.task.grade(
+                    request.item.example, read_text(self.lm, request.item, rollout.tokens)
+                )
                 if verdict.extracted is not None:
                     votes[i].append(verdict.extracted)
         chosen = []
@@ -430,11 +423,6 @@ def _by_majority(item: Item, verdict: Verdict) -> Verdict:
     return Verdict(
         agrees, "agrees with the majority" if agrees else "differs from the majority", verdict.extracted
     )
-
-
-def _reason_class(reason: str) -> str:
-    """Reasons without their particulars, so that they can be counted."""
-    return "".join("n" if c.isdigit() else c for c in reason)[:60]
 
 
 def _trajectory(request: RolloutRequest, rollout: Rollout, verdict: Verdict | None) -> Trajectory:

@@ -29,6 +29,7 @@ _QUESTION = "QUESTION"  # stands for the user's turn in a rendered chat
 def export_rows(lm: LM, store: TrajectoryStore, data_dir: str | None = None) -> Iterable[dict[str, Any]]:
     """The store's rows in the published format. References are read from the data, since a store keeps only their ids."""
     references: dict[str, str] = {}
+    store.check_graded()
     if "imported" in store.meta.recipe:
         raise TadError(
             f"{store.folder}: was imported from {store.meta.recipe['imported']}, which has this format"

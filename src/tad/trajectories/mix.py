@@ -20,7 +20,8 @@ class Item:
     template: str
     reference: str
     origin: str  # gold, majority, none
-    graded: bool = True
+    graded: bool = True  # while collecting
+    later: bool = False  # graded after collecting
 
 
 def mix_tasks(recipe: CollectRecipe) -> Iterator[Item]:
@@ -48,7 +49,8 @@ def mix_tasks(recipe: CollectRecipe) -> Iterator[Item]:
                     f"task '{section.name}': its answers cannot vote; reference: majority is not for it"
                 )
             origin = "gold" if recipe.privileged else "none"
-            yield Item(task, example, section.template, reference, origin, section.graded)
+            now, later = section.graded is True, section.graded == "later"
+            yield Item(task, example, section.template, reference, origin, now, later)
 
 
 def list_examples(recipe: CollectRecipe) -> list[Example]:

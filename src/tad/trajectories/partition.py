@@ -1,4 +1,4 @@
-"""States of a trajectory and their near and distant masks, from reveal steps alone.
+"""States of a trajectory and their near and distant masks, from reveal steps alone; and the first unfinished block.
 
 A trajectory reveals position i at step r_i = 1, 2, ... In state s (s = 0 is all masks) a position is masked iff
 r_i > s. Seen from state s with a window, a masked position is *near* if it is revealed within the next `window`
@@ -24,8 +24,9 @@ def partition(reveal: Tensor, step: int | Tensor, window: int | Tensor) -> tuple
     return near, distant
 
 
-def current_block(hidden: Tensor, start: int, size: int) -> Tensor:
-    """[length] bool: the positions in the block of the first mask. The answer begins at position `start` of a grid of blocks.
+def unfinished_block(hidden: Tensor, start: int, size: int) -> Tensor:
+    """[length] bool: the positions in the first unfinished block, that of the first mask. The answer begins at position `start`
+    of a grid of blocks.
 
     What a block-causal model that is decoded block by block predicts next; later blocks would stand behind unfinished ones.
     """

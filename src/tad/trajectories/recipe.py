@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from tad.config import Positive, Recipe
 
@@ -25,8 +25,9 @@ class TaskSection(Recipe):
     """Which of the task's plain prompts the student is given."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The task's own options, such as `path` for jsonl."""
-    graded: bool = True
-    """False keeps every rollout of the task without a verdict, for machines that cannot grade it."""
+    graded: bool | Literal["later"] = True
+    """False keeps every rollout of the task without a verdict. `later` does so until `tad regrade` has judged them where
+    there is a sandbox; before that nothing is trained on the store."""
 
 
 class CollectRecipe(Recipe):
@@ -81,6 +82,15 @@ class CollectRecipe(Recipe):
     dtype: str | None = None
     data_dir: str | None = None
 
+    @field_validator("reference")
+    @classmethod
+    def _check_reference(cls, value: str, info: ValidationInfo) -> str:
+        """A round that shows the reference where it is needed, or a majority of it, asks for verdicts at once."""
+        later = [task.name for task in info.data.get("tasks", ()) if task.graded == "later"]
+        if later and value != "gold":
+            raise ValueError(f"needs verdicts while collecting, and task '{later[0]}' is graded: later")
+        return value
+
     def content_hash_fields(self) -> dict[str, Any]:
         """The part that decides the content of a shard; where it runs and from which path is not in it."""
         values = self.model_dump(mode="json")
@@ -90,6 +100,8 @@ class CollectRecipe(Recipe):
             if values[name] == usual:
                 del values[name]
         for task in values["tasks"]:
+            if task["graded"] == "later":  # once it is graded, nothing tells when
+                task["graded"] = True
             defaults: dict[str, Any] = {"graded": True, "sample": None, "exclude": []}  # likewise
             for name in [name for name, value in defaults.items() if task[name] == value]:
                 del task[name]

@@ -2,8 +2,9 @@
 
 A shard is written whole or not at all, and holds the trajectories of a fixed set of examples, so a store that was
 interrupted is continued by making the shards that are missing. Beside a shard stands its hash: a shard that was changed
-later is never read. One process writes to a store at a time. A row holds prompts, final tokens and reveal steps: every
-intermediate state follows from those (see `partition`).
+later is never read. A shard that lacks verdicts (`graded: later`) is written again with them. One process writes to a
+store at a time. A row holds prompts, final tokens and reveal steps: every intermediate state follows from those (see
+`partition`).
 """
 
 from __future__ import annotations
@@ -130,9 +131,14 @@ class ShardStats:
     unsure: int  # of them, revealed with the teacher's confidence below one half
     by_task: dict[str, list[int]]  # task -> [graded, correct]
     ungraded: int = 0  # of the attempted, those of tasks that are not graded
+    pending: int = 0  # of the ungraded, those that will be
     unaided: int = 0  # of the attempted, those without a reference where it is shown where needed only
     failed: int = 0  # rollouts before these that were wrong without it
     failed_steps: int = 0
+
+
+class UngradedError(TadError):
+    """A store has rollouts without the verdicts its recipe asks for."""
 
 
 class TrajectoryStore:
@@ -169,14 +175,20 @@ class TrajectoryStore:
         return self.path(shard).with_suffix(".hash")
 
     def write(self, shard: int, rows: Iterable[Trajectory], stats: ShardStats) -> None:
-        """Write one shard, whole or not at all; its hash goes first, so that a shard is never without."""
+        """Write one shard, whole or not at all; its hash goes first, so that a shard is never without. Until a shard that was
+        there is replaced, the hashes of both stand beside it."""
         table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
         table = table.replace_schema_metadata({"stats": json.dumps(asdict(stats)), "shard": str(shard)})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", compression_level=9, use_dictionary=False)
         data = sink.getvalue().to_pybytes()
-        write_whole(self.hash_path(shard), hash_bytes(data) + "\n")
+        own, before = hash_bytes(data) + "\n", ""
+        if self.path(shard).exists() and self.hash_path(shard).exists():
+            before = self.hash_path(shard).read_text(encoding="utf-8", errors="replace")
+        write_whole(self.hash_path(shard), before + own)
         write_whole(self.path(shard), data)
+        if before:
+            write_whole(self.hash_path(shard), own)
 
     def read(self, shard: int) -> tuple[pa.Table, ShardStats] | None:
         """The rows of a shard and what became of its rollouts; None where there is no such shard."""
@@ -186,7 +198,7 @@ class TrajectoryStore:
         except FileNotFoundError:
             return None
         try:
-            if self.hash_path(shard).read_bytes() != f"{hash_bytes(data)}\n".encode():
+            if hash_bytes(data).encode() not in self.hash_path(shard).read_bytes().splitlines():
                 raise TadError(f"{path}: is damaged (its hash differs); collect again, which makes it anew")
         except FileNotFoundError:
             raise TadError(
@@ -204,13 +216,29 @@ class TrajectoryStore:
 
     def missing(self, rank: int = 0, world: int = 1) -> list[int]:
         """This process's shards that are not there, or are damaged: those that have to be made."""
-        return [shard for shard in range(rank, self.meta.shards, world) if not self._is_whole(shard)]
+        return [shard for shard in range(rank, self.meta.shards, world) if self._stats(shard) is None]
 
-    def _is_whole(self, shard: int) -> bool:
+    def pending(self) -> list[int]:
+        """The whole shards with rollouts that wait for a verdict."""
+        stats = {shard: self._stats(shard) for shard in range(self.meta.shards)}
+        return [shard for shard, found in stats.items() if found is not None and found.pending]
+
+    def _stats(self, shard: int) -> ShardStats | None:
+        """None where the shard is not there or damaged."""
         try:
-            return self.read(shard) is not None
+            found = self.read(shard)
         except TadError:
-            return False
+            return None
+        return None if found is None else found[1]
+
+    def check_graded(self) -> None:
+        """Refuse a store with rollouts that wait for a verdict: wrong ones are still among them."""
+        waiting = sum(stats.pending for _, stats in self.shards())
+        if waiting:
+            raise UngradedError(
+                f"{self.folder}: {waiting} rollouts wait for a verdict (graded: later); run 'tad regrade {self.folder} "
+                "--model MODEL' where there is a sandbox"
+            )
 
     def table(self) -> pa.Table:
         """All rows that are there, in order."""

@@ -23,6 +23,7 @@ class StoreSummary:
     kept: int
     correct: int
     graded: int
+    pending: int  # of those that are not graded, the ones that wait for a verdict
     unaided: int  # without a reference, where it is shown where needed only
     rollouts: int  # all that were made, with those that failed without a reference
     forwards: int  # of all rollouts, one row each: what collection cost
@@ -75,6 +76,7 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
         kept=rows,
         correct=sum(entry.correct for entry in stats),
         graded=sum(entry.attempted - entry.ungraded for entry in stats),
+        pending=sum(entry.pending for entry in stats),
         unaided=sum(entry.unaided for entry in stats),
         rollouts=sum(entry.attempted + entry.failed for entry in stats),
         forwards=steps + sum(entry.failed_steps for entry in stats),
@@ -106,8 +108,10 @@ def describe_store(store: TrajectoryStore) -> Iterator[str]:
         yield (
             f"  {summary.unaided} right without the reference; {summary.rollouts} rollouts and {summary.forwards} forwards in all"
         )
-    if summary.attempted > summary.graded:
-        yield (f"  {summary.attempted - summary.graded} rollouts of tasks that are not graded")
+    if ungraded := summary.attempted - summary.graded - summary.pending:
+        yield (f"  {ungraded} rollouts of tasks that are not graded")
+    if summary.pending:
+        yield (f"  {summary.pending} rollouts wait for a verdict: tad regrade {store.folder} --model MODEL")
     for reason, count in summary.reasons.items():
         yield (f"  wrong: {count:5d} x {reason}")
     sure = f"teacher's mean confidence {summary.mean_confidence:.3f}, below 0.5 at {100 * summary.unsure:.1f} % of the steps"

@@ -28,7 +28,7 @@ from tad.decoding.canvas import left_pad
 from tad.errors import TadError
 from tad.files import write_json
 from tad.models import LM
-from tad.trajectories.partition import current_block, masked, state
+from tad.trajectories.partition import masked, state, unfinished_block
 from tad.trajectories.store import Trajectory, TrajectoryStore
 
 WINDOW = "window.json"
@@ -90,6 +90,7 @@ def measure_window(
     use_adapter: bool = False,
 ) -> WindowReport:
     """Measure on trajectories from all over the store, up to half of the canvas by default, and write the report there."""
+    store.check_graded()
     decay, filled, sums = measure_decay(
         lm,
         spread_rows(store, limit),
@@ -145,11 +146,10 @@ def measure_decay(
             reveal = np.array(trajectory.reveal)
             distance = reveal - step
             near_enough = (distance > 0) & (distance <= distances)
-            if (
-                layout is not None
-            ):  # a block-diffusion model has not seen later blocks behind an unfinished one
+            # A block-diffusion model has not seen later blocks behind an unfinished one.
+            if layout is not None:
                 start, hidden = len(trajectory.plain_ids), torch.from_numpy(distance > 0)
-                near_enough &= current_block(hidden, start, int(layout.size)).numpy()
+                near_enough &= unfinished_block(hidden, start, int(layout.size)).numpy()
             for which, use in enumerate((near_enough & _content(trajectory, lm.tokens.ends), near_enough)):
                 np.add.at(sums[which, index, :, 0], distance[use] - 1, row[use])
                 np.add.at(sums[which, index, :, 1], distance[use] - 1, 1)

@@ -26,7 +26,7 @@ from torch import Tensor
 from tad.errors import TadError
 from tad.training.losses import RowLosses
 from tad.training.states import TrajectoryArrays
-from tad.trajectories.partition import current_block
+from tad.trajectories.partition import unfinished_block
 
 if TYPE_CHECKING:
     from tad.training.objectives.module import ModelOutputs
@@ -160,7 +160,7 @@ class Objective(ABC):
         """Whether one more forward without gradient is run: the base model with the plain prompt."""
         return False
 
-    def next_block(
+    def limit_to_block(
         self, hidden: Tensor, prompts: Sequence[Tensor | None], block_causal: int | None
     ) -> tuple[Tensor, int]:
         """Which of the answer's positions [length] count, and how many of them are fed.
@@ -171,9 +171,9 @@ class Objective(ABC):
         if self.grid is None:
             if block_causal is None:
                 return torch.ones_like(hidden), len(hidden)
-            return current_block(hidden, 0, block_causal), len(hidden)
+            return unfinished_block(hidden, 0, block_causal), len(hidden)
         blocks = torch.stack(
-            [current_block(hidden, len(prompt), self.grid) for prompt in prompts if prompt is not None]
+            [unfinished_block(hidden, len(prompt), self.grid) for prompt in prompts if prompt is not None]
         )
         fed = blocks.any(0).nonzero()
         return blocks.all(0), int(fed[-1, 0]) + 1 if len(fed) else len(hidden)

@@ -75,7 +75,7 @@ class CertaintyForcing(Objective):
         found = []
         for name, chosen in sets.items():
             if name == "hard" or self.complement:
-                current, fed = self.next_block(chosen | after, (row.plain_ids,), self.block_causal)
+                current, fed = self.limit_to_block(chosen | after, (row.plain_ids,), self.block_causal)
                 found.append(
                     View(
                         row=row.id,

@@ -93,7 +93,9 @@ class Tad(Objective):
         taught = None
         if self.needs_teacher:
             taught = row.privileged_ids if self.teacher == "privileged" else row.plain_ids
-        counted, fed = self.next_block(masked(row.reveal, step), (row.plain_ids, taught), self.block_causal)
+        counted, fed = self.limit_to_block(
+            masked(row.reveal, step), (row.plain_ids, taught), self.block_causal
+        )
         return [
             View(
                 row=row.id,
@@ -127,20 +129,20 @@ class Tad(Objective):
         return {**weights, "views": float(len(batch))}
 
     def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
-        soon, later = batch.terms["near"], batch.terms["distant"]
-        used = [("near", soon, soon.weights, self.near), ("distant", later, later.weights, self.distant)]
-        found = {"distant": self._look(outputs, later, {self.distant})}
+        near, distant = batch.terms["near"], batch.terms["distant"]
+        used = [("near", near, near.weights, self.near), ("distant", distant, distant.weights, self.distant)]
+        found = {"distant": self._look(outputs, distant, {self.distant})}
         if self.partition == "adaptive":
-            keep = (outputs.base_confidence(soon) >= self.floor).float()
-            found["near"] = self._look(outputs, soon, {self.near, self.distant})
-            used[0] = ("near", soon, keep, self.near)
-            used.append(("distant", soon, 1 - keep, self.distant))
+            keep = (outputs.base_confidence(near) >= self.floor).float()
+            found["near"] = self._look(outputs, near, {self.near, self.distant})
+            used[0] = ("near", near, keep, self.near)
+            used.append(("distant", near, 1 - keep, self.distant))
         else:
-            found["near"] = self._look(outputs, soon, {self.near})
+            found["near"] = self._look(outputs, near, {self.near})
         terms, stats = {}, {}
         for term in ("near", "distant"):
             pieces = [
-                (found["near" if targets is soon else "distant"], targets, weights, kind)
+                (found["near" if targets is near else "distant"], targets, weights, kind)
                 for name, targets, weights, kind in used
                 if name == term
             ]
