@@ -6,8 +6,8 @@
     python bench/bundle.py decoder BASE-ltr EVAL RUN [RUN ...]                   # its default: the fastest RUN near EVAL, the base's
 
 EVAL is a run of `tad eval` (one token per forward), STORE one of `tad collect keep=all` with its window measured: accuracy without
-and with the reference. Rollouts of programs that were collected without a sandbox (`graded: false`) are graded here. The
-numbers of a student's card are the study's: all seeds, test problems.
+and with the reference (all graded: `tad regrade STORE` where they were collected with `graded: later`). The numbers of a
+student's card are the study's: all seeds, test problems.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ from tad.evaluation.analysis import ResultTable
 from tad.evaluation.compare import compare_runs
 from tad.evaluation.results import Results
 from tad.evaluation.study import Study, StudyRecipe
-from tad.evaluation.study.pool import find_result
 from tad.evaluation.tables import as_markdown
-from tad.models import load
 from tad.models.defaults import write_defaults
 from tad.models.lora import CONFIG, WEIGHTS
 from tad.models.source import BUNDLED
-from tad.tasks import Score, get_task
-from tad.training.record import RECORD, read_record
-from tad.training.trainer import LOG
+from tad.tasks import Score
+from tad.training.record import LOG, RECORD, find_result, read_record
 from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import read_report
 
@@ -68,7 +65,7 @@ def base_card(run: Path, store: Path, trainings: list[Path], model: Path) -> str
     mix = ", ".join(f"{name} {weight}" for name, weight in data["families"].items())
     decay = read_report(store).decay.mean
     shown = [d for d in DECAY_AT if d <= len(decay)]
-    given, block = rollouts(store, model), results.meta.decoder["block"] or shape.get("block")
+    given, block = read_rollouts(store), results.meta.decoder["block"] or shape.get("block")
     sub_block, device = results.meta.decoder.get("sub_block"), read_record(run)["calls"][-1]["device"]
     order = f"blocks of {block}" + (f", sub-blocks of {sub_block}" if sub_block else "")
     lines = [describe_training(number, training) for number, training in enumerate(trainings, 1)]
@@ -137,25 +134,14 @@ def describe_training(number: int, training: Path) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def rollouts(folder: Path, model: Path) -> list[Trajectory]:
+def read_rollouts(folder: Path) -> list[Trajectory]:
     """The rows of a store, all of them with verdicts."""
     rows = list(TrajectoryStore.open(folder).rows())
-    ungraded = [row for row in rows if row.correct is None]
-    if not ungraded:
-        return rows
-    lm, verdicts = load(model, device="cpu"), {}
-    for name in {row.task for row in ungraded}:
-        task: Any = get_task(name)
-        mine = [row for row in ungraded if row.task == name]
-        pairs = []
-        for row in mine:
-            _, split, index = row.example.rsplit("/", 2)
-            ends = [place for place, token in enumerate(row.tokens) if token in lm.tokens.ends]
-            answer = row.tokens[: ends[0]] if ends else row.tokens
-            pairs.append((task.example(split, int(index)), lm.decode(answer)))
-        for row, verdict in zip(mine, task.grade_many(pairs), strict=True):
-            verdicts[row.id] = verdict.correct
-    return [replace(row, correct=verdicts.get(row.id, row.correct)) for row in rows]
+    if any(row.correct is None for row in rows):
+        raise TadError(
+            f"{folder}: has rollouts without a verdict; collect with graded: later and run 'tad regrade {folder}'"
+        )
+    return rows
 
 
 def accuracy_table(results: Results, rollouts: list[Trajectory]) -> str:

@@ -13,10 +13,12 @@ from pyarrow import parquet
 
 from tad.config import parse_recipe
 from tad.evaluation.study import RunRecipe, StudyRecipe
+from tad.evaluation.study.cells import Base
 from tad.evaluation.study.listener import Silent
 from tad.evaluation.study.recipe import lay_over
 
 GEN_LENGTH = 16
+BASE = Base("model", "tokenizer", "llada", "float32")
 
 
 def _shared(world: Path) -> dict[str, Any]:

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+import infill as bench
 import tad
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "infill.py"
-    spec = importlib.util.spec_from_file_location("bench_infill", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -34,13 +19,13 @@ def bench() -> ModuleType:
     ],
 )
 def test_an_answer_is_sound_if_its_calculations_are_true_and_lead_to_it(
-    bench: ModuleType, text: str, answer: int, sound: bool
+    text: str, answer: int, sound: bool
 ) -> None:
     assert bench.is_sound(text, answer) is sound
 
 
 @pytest.mark.parametrize("model", ["nano-llada", "nano-dream"])
-def test_gaps_are_filled_between_ends_that_stay(bench: ModuleType, model: str) -> None:
+def test_gaps_are_filled_between_ends_that_stay(model: str) -> None:
     lm = tad.load(model, device="cpu")
     gaps = bench.make_gaps(lm, 6, 0.3)
     assert all(bench.is_sound(lm.decode(gap.ids[gap.start :]), gap.answer) for gap in gaps)

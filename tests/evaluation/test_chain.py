@@ -85,7 +85,7 @@ def test_a_complete_chain_does_nothing_again(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("done again")
 
-    monkeypatch.setattr("tad.evaluation.study.pool.distill", never)
+    monkeypatch.setattr("tad.training.distill.distill", never)
     monkeypatch.setattr("tad.evaluation.run.decode", never)
     monkeypatch.setattr("tad.trajectories.collect.roll_out", never)
     monkeypatch.setattr("tad.evaluation.study.pool.measure_window", never)

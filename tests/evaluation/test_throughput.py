@@ -39,6 +39,13 @@ def test_counts_and_accuracy_are_of_the_decoded_rows(lm: LM, items: list[Item]) 
     assert next(measure_speeds([method(lm, "tad")], items, 16, grade=False)).accuracy is None
 
 
+def test_methods_of_the_same_name_are_counted_apart(lm: LM, items: list[Item]) -> None:
+    both = [TimedMethod("speed, tad", lm, method(lm, name).decoder) for name in ("one-by-one", "tad")]
+    alone = [next(measure_speeds([one], items, 16)) for one in both]
+    together = list(measure_speeds(both, items, 16))
+    assert [(one.rows, one.forwards) for one in together] == [(6, one.forwards) for one in alone]
+
+
 def test_methods_take_turns_and_warm_up_and_broken_batches_are_left_out(
     lm: LM, items: list[Item], monkeypatch: pytest.MonkeyPatch
 ) -> None:

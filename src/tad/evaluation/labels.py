@@ -15,8 +15,7 @@ from typing import Any
 
 from tad.evaluation.results import RunMeta
 from tad.tasks.selection import short_digest
-from tad.training.distill import ADAPTER, MODEL
-from tad.training.record import last_call, read_record
+from tad.training.record import ADAPTER, MODEL, last_call, read_record
 
 BASE = "base"
 _WHERE = (

@@ -94,16 +94,16 @@ def measure_speeds(
             )
         # Whole batches only: a smaller last one would be another measurement.
         batches = [items[low : low + size] for low in range(0, len(items) - size + 1, size)]
-        timings = {method.name: _Timing() for method in methods}
+        timings = [_Timing() for _ in methods]  # names may be the same: two adapters of one run's name
         for number in range(warmup):
             for method in methods:
                 _decode(method, batches[number % len(batches)], gen_length, seed, _Timing())
         for batch in batches:
-            for method in methods:
-                _decode(method, batch, gen_length, seed, timings[method.name])
+            for method, timing in zip(methods, timings, strict=True):
+                _decode(method, batch, gen_length, seed, timing)
         asked = [item for batch in batches for item in batch]
-        for method in methods:
-            yield _speed(method, size, timings[method.name], asked if grade else None)
+        for method, timing in zip(methods, timings, strict=True):
+            yield _speed(method, size, timing, asked if grade else None)
 
 
 def _decode(method: TimedMethod, items: Sequence[Item], gen_length: int, seed: int, timing: _Timing) -> None:

@@ -1,1 +1,2 @@
-"""Pretraining of the nano base models: masked diffusion on an endless stream of the nano world (`tad.tasks.nano`)."""
+"""Pretraining of the nano base models: objectives of `tad.training` on an endless stream of the nano world
+(`tad.tasks.nano`)."""

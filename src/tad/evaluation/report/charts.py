@@ -1,8 +1,7 @@
-"""The charts: colours and markers, what is drawn on axes, and how that becomes SVG for the page and PNG beside it.
+"""The charts: what is drawn on axes, and how that becomes SVG for the page and PNG beside it. Colours are in `styles`.
 
 A chart is drawn on given axes, so that the page gets charts that wrap and a PNG gets a row of them. Sizes are those of a
-chart about 350 CSS pixels wide, which a phone shows whole and a laptop shows three abreast. On the page, colours are CSS
-variables, so that it can be light or dark.
+chart about 350 CSS pixels wide, which a phone shows whole and a laptop shows three abreast.
 """
 
 from __future__ import annotations
@@ -25,128 +24,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator
 
 from tad.evaluation.analysis import CurvePoint, Estimate, ResultTable
 from tad.evaluation.report.gather import StoreData, TrainingData
+from tad.evaluation.report.styles import HUES, LIGHT, RC, Style, css_name
 from tad.evaluation.tables import describe_seeds, shorten
 from tad.trajectories.window import draw_decay
 
-# Six hues that stay apart for readers with any of the common colour deficiencies; a seventh method repeats the first hue
-# with a dashed line and hollow markers, so colour is never the only difference. One token at a time is ink.
-LIGHT = {
-    "paper": "#fbfaf8",
-    "raised": "#ffffff",
-    "ink": "#1d1c22",
-    "quiet": "#5d5b66",
-    "line": "#dedbe3",
-    "slot-1": "#3c48b9",
-    "slot-2": "#bf8b00",
-    "slot-3": "#14826d",
-    "slot-4": "#65125c",
-    "slot-5": "#7293cd",
-    "slot-6": "#873600",
-}
-DARK = {
-    "paper": "#16161a",
-    "raised": "#1e1e24",
-    "ink": "#ececf1",
-    "quiet": "#a6a4b2",
-    "line": "#3b3a46",
-    "slot-1": "#9187fb",
-    "slot-2": "#fcc43a",
-    "slot-3": "#459469",
-    "slot-4": "#d67bb3",
-    "slot-5": "#66cafc",
-    "slot-6": "#e85112",
-}
-_HUES, _MARKERS = 6, "os^vPX"
-_LETTERS = {"o": "●○", "s": "■□", "^": "▲△", "v": "▼▽", "P": "✚✛", "X": "✖✕", "D": "◆◇"}  # filled, hollow
 WIDTH, HEIGHT = 4.5, 3.2  # inches, at 72 to the inch
 _WRAP = 26  # letters in front of a bar
-_RC: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.labelsize": 10,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.edgecolor": LIGHT["quiet"],
-    "axes.labelcolor": LIGHT["quiet"],
-    "axes.titlecolor": LIGHT["ink"],
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.prop_cycle": cycler(color=[LIGHT["ink"]]),
-    "grid.color": LIGHT["line"],
-    "grid.linewidth": 0.6,
-    "xtick.color": LIGHT["quiet"],
-    "ytick.color": LIGHT["quiet"],
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "text.color": LIGHT["ink"],
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # names may hold dollar signs
-}
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a method is drawn everywhere."""
-
-    colour: str  # a name in LIGHT and DARK
-    marker: str  # matplotlib's letter
-    dashed: bool = False
-    hollow: bool = False
-
-    @property
-    def letter(self) -> str:
-        """The marker in text."""
-        return _LETTERS[self.marker][self.hollow]
-
-    def line(self) -> dict[str, Any]:
-        return {"color": LIGHT[self.colour], "linestyle": (0, (4, 2)) if self.dashed else "-"}
-
-    def points(self, hollow: bool = False) -> dict[str, Any]:
-        face = LIGHT["raised"] if self.hollow or hollow else LIGHT[self.colour]
-        edge = {"markeredgecolor": LIGHT[self.colour], "markeredgewidth": 1.1}
-        return {"marker": self.marker, "markersize": 4.6, "markerfacecolor": face, **edge}
-
-
-FIRST_STYLE = Style("ink", "D")
-
-
-def get_style(slot: int) -> Style:
-    """Of the method that came `slot`-th, from 0. Eighteen differ; after that they repeat."""
-    cycle = slot // _HUES
-    marker = _MARKERS[(slot + cycle) % len(_MARKERS)]
-    return Style(f"slot-{slot % _HUES + 1}", marker, dashed=cycle % 3 > 0, hollow=cycle % 3 == 1)
-
-
-def assign_styles(tables: Sequence[ResultTable]) -> dict[str, Style]:
-    """Title -> style, the same in every chart of the page."""
-    styles: dict[str, Style] = {}
-    for table in tables:
-        for row in (row for row in table.rows if row.scopes and row.title not in styles):
-            taken = sum(style != FIRST_STYLE for style in styles.values())
-            styles[row.title] = FIRST_STYLE if row.method == table.base else get_style(taken)
-    return styles
-
-
-def css_name(label: str) -> str:
-    """A name for the parts of a chart that belong to a label."""
-    return "slot-" + "".join(c if c.isalnum() else "-" for c in label.lower())
-
-
-def css_variables(theme: Mapping[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in theme.items())
 
 
 @dataclass(frozen=True)
@@ -395,7 +282,7 @@ def chart_loss(runs: Sequence[TrainingData], label: str, name: str) -> Chart | N
     if not any("loss" in line for line in lines):
         return None
     terms = list(dict.fromkeys(key for line in lines for key in line if key.startswith("loss_")))
-    colours = {"loss": "ink", **{term: f"slot-{1 + i % _HUES}" for i, term in enumerate(terms)}}
+    colours = {"loss": "ink", **{term: f"slot-{1 + i % HUES}" for i, term in enumerate(terms)}}
 
     def draw(axes: Axes) -> None:
         for run in runs:
@@ -450,7 +337,7 @@ def as_png(charts: Sequence[Chart], path: Path, foot: str, styles: Mapping[str, 
     columns = min(len(charts), 4 if len(charts) == 4 else 3)
     rows = -(-len(charts) // columns)
     height = max(chart.height for chart in charts)
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(columns * WIDTH, rows * height + 0.3), layout="constrained")
         FigureCanvasAgg(figure)
         figure.patch.set_facecolor(LIGHT["raised"])
@@ -483,7 +370,7 @@ def _add_legend(figure: Figure, styles: Mapping[str, Style]) -> float:
 
 def as_svg(chart: Chart) -> Markup:
     """The chart as an `<svg>` element for the page, which has its own heading for the title."""
-    with matplotlib.rc_context({**_RC, "svg.hashsalt": chart.name}):
+    with matplotlib.rc_context({**RC, "svg.hashsalt": chart.name}):
         figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
         FigureCanvasSVG(figure)
         figure.patch.set_alpha(0)

@@ -23,8 +23,7 @@ from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, read_study
 from tad.evaluation.study.tuning import Tuning
 from tad.evaluation.tables import shorten
 from tad.files import read_lines
-from tad.training.record import RECORD, last_call, read_record
-from tad.training.trainer import LOG
+from tad.training.record import LOG, RECORD, last_call, read_record
 from tad.trajectories.store import META as STORE_META
 from tad.trajectories.store import StoreMeta, TrajectoryStore
 from tad.trajectories.summary import StoreSummary, summarise
@@ -256,7 +255,10 @@ def _study_trainings(plan: StudyPlan, whose: str, notes: list[str]) -> list[Trai
     """Named by method; what only a trial was trained for says so and comes last."""
     found: dict[Path, str] = {}
     tried: dict[Path, str] = {}
-    for _, _, _, cell in plan.cells():
+    cells = [cell for _, _, _, cell in plan.cells()]
+    for table in plan.recipe.tables:
+        cells += [cell for name in plan.rows_of(table) for cell in plan.row_cells(table, name)]
+    for cell in cells:
         folder = None if cell is None else plan.student_folder(cell)
         if cell is None or folder is None or not (folder / LOG).is_file():
             continue
@@ -298,6 +300,10 @@ def read_store(folder: Path, notes: list[str]) -> StoreData:
     if summary.shards < summary.shards_planned:
         notes.append(
             f"{folder}: {summary.shards} of {summary.shards_planned} shards are there; run the same 'tad collect' again"
+        )
+    elif summary.pending:
+        notes.append(
+            f"{folder}: {summary.pending} rollouts wait for a verdict; run 'tad regrade {folder} --model MODEL'"
         )
     elif not measured:
         notes.append(f"{folder}: no window has been measured; run 'tad window {folder} --model MODEL'")

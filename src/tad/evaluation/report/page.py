@@ -22,9 +22,10 @@ from tad.evaluation.analysis import TOLERANCE, ResultTable
 from tad.evaluation.labels import distinguish, tell_apart
 from tad.evaluation.measurement import RESAMPLES
 from tad.evaluation.report import charts, grids
-from tad.evaluation.report.charts import Chart, Style
+from tad.evaluation.report.charts import Chart
 from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather
 from tad.evaluation.report.replay import Live, Scene, decode_scenes, replay_rows
+from tad.evaluation.report.styles import DARK, LIGHT, Style, assign_styles, css_name, css_variables
 from tad.evaluation.tables import SMALL, is_small, list_verdicts
 from tad.files import create_folder, finite, write_whole
 from tad.training.record import find_commit
@@ -75,7 +76,7 @@ def write_report(
         raise TadError(f"{out}: the report is a web page; give --out a name that ends in .html")
     say("reading")
     found = gather(folders, tolerance, y_max, resamples, say)
-    styles = charts.assign_styles([table for part in found.parts for table in part.tables])
+    styles = assign_styles([table for part in found.parts for table in part.tables])
     scenes = _make_scenes(found, live, example)
     say("drawing")
     drawn = [_chart_part(part, styles, f"part-{number}") for number, part in enumerate(found.parts)]
@@ -209,7 +210,7 @@ def _render(
         "emphasise": _emphasise,
         "svg": charts.as_svg,
         "printable": _printable,
-        "slot": charts.css_name,
+        "slot": css_name,
     }
     environment.globals |= {"tables": tables, "grids": grids, "small": SMALL}
     return environment.get_template("template.html").render(
@@ -229,8 +230,8 @@ def _render(
         version=tad.__version__,
         commit=(find_commit() or "")[:12],
         made=time.strftime("%d %B %Y, %H:%M UTC", time.gmtime()),
-        light=Markup(charts.css_variables(charts.LIGHT)),
-        dark=Markup(charts.css_variables(charts.DARK)),
+        light=Markup(css_variables(LIGHT)),
+        dark=Markup(css_variables(DARK)),
         style=Markup((_PARTS / "style.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

@@ -26,13 +26,13 @@ from tad.evaluation.questions import Questions
 from tad.evaluation.study.costs import add_rounds, write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
 from tad.evaluation.study.own_data import warn_of_few
-from tad.evaluation.study.pool import ModelPool, find_result, start_fields
+from tad.evaluation.study.pool import ModelPool, start_fields
 from tad.evaluation.study.recipe import RunRecipe, Training
 from tad.evaluation.sweep import run_settings
 from tad.evaluation.tables import write_table
 from tad.files import create_folder, writing
 from tad.training.recipe import DistillRecipe
-from tad.training.record import RECORD, read_record, write_record
+from tad.training.record import RECORD, find_result, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import WINDOW, explain_caps

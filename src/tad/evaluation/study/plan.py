@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
@@ -24,16 +25,22 @@ from tad.evaluation.methods import read_outcomes
 from tad.evaluation.results import is_whole, read_summary
 from tad.evaluation.study.cells import Base, Cell, Hashes, ResolvedMethod, Source, choose, resolve_methods
 from tad.evaluation.study.costs import StudentCost, add_rounds
-from tad.evaluation.study.pool import ModelPool, find_result
+from tad.evaluation.study.pool import ModelPool
 from tad.evaluation.study.recipe import StudyRecipe, Values
 from tad.evaluation.study.tuning import TrialResult, Tuning
 from tad.evaluation.sweep import FIRST
 from tad.evaluation.tables import shorten
-from tad.trajectories.window import explain_caps
+from tad.training.record import find_result
+from tad.trajectories.store import META as STORE
+from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.window import WINDOW, explain_caps
 
 STUDY = "study.json"
 DONE, UNGRADED, TRAINED, MISSING, WAITING = "done", "not graded", "trained", "missing", "waits for tuning"
+COLLECTED = "waits for grading"  # of its trajectories
 TUNING = "tuning"  # stands for a table where trials are listed
+DECODED = (DONE, UNGRADED)
+_SEED = re.compile(r"-seed(\d+)-[0-9a-f]+$")  # in the name of a directory of answers: `Cell.label` and a hash
 _RENAMED = {"rival": "baseline", "below": "tolerance"}  # in records of earlier versions
 _GONE = ("keep",)
 
@@ -74,6 +81,7 @@ class StudyPlan:
         self.recipe, self.out = recipe, Path(out)
         self.methods = resolve_methods(recipe)
         self._choices: dict[str, int] = {}
+        self._waiting: dict[Path, tuple[list[tuple[str, int]], bool]] = {}
         self._check()
 
     def _check(self) -> None:
@@ -125,6 +133,7 @@ class StudyPlan:
         return list(dict.fromkeys(found))
 
     def seeds_of(self, method: ResolvedMethod, table: str) -> list[int | None]:
+        """The seeds of a row that are worked on."""
         if method.store is None:
             return [None]
         return list(method.seeds or self.recipe.tables[table].seeds or self.recipe.seeds)
@@ -256,7 +265,35 @@ class StudyPlan:
         if all(is_whole(run) for run in runs):
             return UNGRADED if any(list_ungraded(run) for run in runs) else DONE
         student = self.student_folder(cell)
-        return TRAINED if student is not None and find_result(student) is not None else MISSING
+        if student is not None and find_result(student) is not None:
+            return TRAINED
+        return MISSING if self.ungraded_store(cell) is None else COLLECTED
+
+    def ungraded_store(self, cell: Cell) -> Path | None:
+        """A store that is collected and waits for verdicts, before the cell or a round before it can be trained."""
+        one: Cell | None = cell
+        while one is not None and one.source is not None:
+            student = self.student_folder(one)
+            if student is not None and find_result(student) is not None:
+                return None
+            held_out = [Source(self.recipe.validation)] if self.recipe.validation else []
+            for source in (one.source, *held_out):
+                folder = self.store_folder(source)
+                # A window is measured when the verdicts are there.
+                collected = (folder / STORE).is_file() and not (folder / WINDOW).is_file()
+                if collected and self._waits_for_grading(folder):
+                    return folder
+            one = one.source.teacher
+        return None
+
+    def _waits_for_grading(self, folder: Path) -> bool:
+        """Whether a store is whole and lacks verdicts. Every pass asks that for many cells, so its shards are read again only
+        after a change."""
+        shards = [(path.name, path.stat().st_mtime_ns) for path in sorted(folder.glob("shard-*"))]
+        if folder not in self._waiting or self._waiting[folder][0] != shards:
+            store = TrajectoryStore.open(folder)
+            self._waiting[folder] = shards, bool(store.pending()) and not store.missing()
+        return self._waiting[folder][1]
 
     def states(self, only: Sequence[str] = ()) -> list[CellState]:
         """Every cell and what state it is in; what several tables share is there once."""
@@ -274,7 +311,7 @@ class StudyPlan:
 
     def _runs(self, name: str, cells: Sequence[Cell | None]) -> MethodRuns | None:
         """A method's finished cells together; None where there is none."""
-        whole = [cell for cell in cells if cell is not None and self.state(cell) in (DONE, UNGRADED)]
+        whole = [cell for cell in cells if cell is not None and self.state(cell) in DECODED]
         if not whole:
             return None
         return MethodRuns(
@@ -286,14 +323,29 @@ class StudyPlan:
             trained=whole[0].source is not None,
         )
 
+    def row_cells(self, table: str, name: str) -> list[Cell | None]:
+        """The cells that a row of a table shows: those that are worked on and, where the recipe's own `seeds` say which,
+        every other seed that has been answered. So a call for some seeds takes no others out of the tables."""
+        method = self.methods[name]
+        if method.absent:
+            return []
+        cells = {seed: self.cell(name, seed) for seed in self.seeds_of(method, table)}
+        if method.store is not None and not (method.seeds or self.recipe.tables[table].seeds):
+            named = (_SEED.search(path.name) for path in (self.out / "answers").glob("*-seed*"))
+            for seed in {int(found[1]) for found in named if found is not None}.difference(cells):
+                cell = self.cell(name, seed)
+                if cell is not None and self.state(cell) in DECODED:
+                    cells[seed] = cell
+        return [cells[seed] for seed in sorted(cells, key=lambda seed: seed or 0)]
+
     def tables(self) -> list[ResultTable]:
         """All tables, with what has been done so far."""
-        known: dict[tuple[str, str], MethodRuns | None] = {}
-        for table in self.recipe.tables:
-            for name in self.rows_of(table):
-                method = self.methods[name]
-                cells = [] if method.absent else [self.cell(name, s) for s in self.seeds_of(method, table)]
-                known[table, name] = self._runs(name, cells)
+        cells = {
+            (table, name): self.row_cells(table, name)
+            for table in self.recipe.tables
+            for name in self.rows_of(table)
+        }
+        known = {(table, name): self._runs(name, row) for (table, name), row in cells.items()}
         everyone = [runs for runs in known.values() if runs is not None]
         base, baseline = (
             None if name is None else self._runs(name, [self.cell(name, None)])
@@ -301,25 +353,30 @@ class StudyPlan:
         )
         found = []
         for table, section in self.recipe.tables.items():
-            specs = []
-            for name in self.rows_of(table):
-                method = self.methods[name]
-                planned = 0 if method.absent else len(self.seeds_of(method, table))
-                specs.append(RowSpec(name, method.title, known[table, name], planned, method.absent or ""))
+            rows = {name: cells[table, name] for name in self.rows_of(table)}
+            specs = [
+                RowSpec(
+                    name,
+                    self.methods[name].title,
+                    known[table, name],
+                    len(row),
+                    self.methods[name].absent or "",
+                )
+                for name, row in rows.items()
+            ]
+            capped = explain_caps(self._windows(cell for row in rows.values() for cell in row))
+            note = " ".join(filter(None, (section.note, capped))) or None
             tolerance = self.recipe.tolerance
-            note = " ".join(filter(None, (section.note, explain_caps(self._windows(table))))) or None
             found.append(analyse(table, section.title, specs, base, baseline, tolerance, everyone, note=note))
         return found
 
-    def _windows(self, table: str) -> Iterator[tuple[str, Path, int | str | None]]:
-        """Title, store and window of every student of a table."""
-        for name in self.rows_of(table):
-            method = self.methods[name]
-            seeds = [] if method.absent else self.seeds_of(method, table)
-            for cell in (self.cell(name, seed) for seed in seeds):
-                if cell is not None and cell.source is not None:
-                    settings = self.hashes.training(cell, "", None).objective.settings
-                    yield method.title, self.store_folder(cell.source), settings.get("window")
+    def _windows(self, cells: Iterable[Cell | None]) -> Iterator[tuple[str, Path, int | str | None]]:
+        """Title, store and window of every student among the cells."""
+        for cell in cells:
+            if cell is not None and cell.source is not None:
+                settings = self.hashes.training(cell, "", None).objective.settings
+                title = self.methods[cell.method].title
+                yield title, self.store_folder(cell.source), settings.get("window")
 
     def costs(self) -> list[StudentCost]:
         """Of every student, its first seed, as far as trajectories are collected; of one with several decoders once."""

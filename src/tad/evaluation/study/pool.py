@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tad.errors import TadError
 from tad.evaluation.study.costs import write_cost
@@ -19,8 +20,8 @@ from tad.models import LM, find_defaults, load, lora
 from tad.models.checkpoint import Checkpoint
 from tad.models.source import locate
 from tad.training.checkpoints import checkpoints
-from tad.training.distill import ADAPTER, MODEL, Outcome, distill
 from tad.training.recipe import DistillRecipe
+from tad.training.record import LOG, MODEL
 from tad.training.weights import detach
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe
@@ -28,6 +29,9 @@ from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
 from tad.trajectories.window import WINDOW, explain_windows, measure_window, read_report, show_decay
 from tad.trajectories.workers import collect_here
+
+if TYPE_CHECKING:
+    from tad.training.distill import Outcome
 
 MANY_EPOCHS = 100
 
@@ -90,11 +94,13 @@ class ModelPool:
                 raise TadError(
                     f"{out}: not one trajectory was kept; collect with keep: all, or more examples"
                 )
-            write_cost(out, found)
+            if not found.pending:
+                write_cost(out, found)
             unaided = f", {found.unaided} without the reference" if found.unaided else ""
+            waiting = f", {found.pending} wait for a verdict" if found.pending else ""
             listener.say(
                 f"{found.kept} trajectories kept of {found.attempted} rollouts ({found.correct} of {found.graded} graded ones "
-                f"right{unaided}); {found.forwards} forwards; mean length {found.mean_length:.0f} steps, teacher's mean "
+                f"right{unaided}{waiting}); {found.forwards} forwards; mean length {found.mean_length:.0f} steps, teacher's mean "
                 f"confidence {found.mean_confidence:.3f}"
             )
 
@@ -129,6 +135,9 @@ class ModelPool:
 
     def _distill(self, recipe: DistillRecipe, out: Path, listener: Listener) -> Outcome:
         """The listener hears about twenty steps, from where a training would evaluate."""
+        # Here, since what trains takes most of a second to import, and a report trains nothing.
+        from tad.training.distill import distill
+
         evaluate, steps = None, recipe.learning.steps
         if recipe.evaluation is None and not recipe.validation:
             recipe = recipe.model_copy(update={"validate_every": max(1, (steps or 400) // 20)})
@@ -153,11 +162,6 @@ def start_fields(result: Path | None) -> dict[str, str]:
     if result is None:
         return {}
     return {"model" if result.name == MODEL else "start": str(result)}
-
-
-def find_result(out: Path) -> Path | None:
-    """The adapter or model of a finished training; None before that."""
-    return next((out / name for name in (ADAPTER, MODEL) if (out / name).is_dir()), None)
 
 
 def describe_training(recipe: DistillRecipe) -> str:
@@ -187,7 +191,7 @@ def warn_of_epochs(recipe: DistillRecipe, stores: Sequence[TrajectoryStore]) -> 
 def describe_log(out: Path) -> str:
     """How long a finished training took, and its first and last loss where it was long enough for them to differ by more
     than their batches do."""
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "loss" in line]
     took = f"{steps[-1]['step']} steps, {lines[-1]['seconds']:.0f} s"
     if len(steps) < 100:

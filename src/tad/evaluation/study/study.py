@@ -16,29 +16,39 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
 from tad.evaluation.results import is_whole
 from tad.evaluation.run import regrade
 from tad.evaluation.study.cells import Cell, Source
 from tad.evaluation.study.costs import write_costs
 from tad.evaluation.study.listener import Listener, Silent, Stopped
-from tad.evaluation.study.plan import DONE, STUDY, UNGRADED, StudyPlan, list_ungraded
-from tad.evaluation.study.pool import find_result, start_fields
+from tad.evaluation.study.plan import (
+    COLLECTED,
+    DECODED,
+    MISSING,
+    STUDY,
+    UNGRADED,
+    StudyPlan,
+    list_ungraded,
+)
+from tad.evaluation.study.pool import start_fields
 from tad.evaluation.study.recipe import StudyRecipe
 from tad.evaluation.sweep import run_settings
 from tad.evaluation.tables import write_table
 from tad.files import claiming, create_folder, waiting, write_json, write_whole
-from tad.training.record import describe_machine
+from tad.models import load
+from tad.training.record import describe_machine, find_result
+from tad.trajectories.grading import grade_store
 from tad.trajectories.store import META as STORE
-from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.store import TrajectoryStore, UngradedError
 from tad.trajectories.window import WINDOW
 
-_DECODED = (DONE, UNGRADED)
 _PAUSE = 1.0  # seconds between looks at what other processes are doing
 
 
@@ -49,6 +59,7 @@ class Study(StudyPlan):
         super().__init__(recipe, out)
         self.listener = listener or Silent()
         self._gradable: dict[str, set[str]] = {}
+        self._refused: set[Path] = set()  # stores that cannot be graded here
 
     def run(self, only: Sequence[str] = (), grade: bool = True, tables: bool = True) -> bool:
         """Do what is missing, then write the tables; whether everything that was asked for is there.
@@ -81,24 +92,31 @@ class Study(StudyPlan):
         """Pass over the cells until none is left that this process could do or that another one is doing. After each piece of
         work the pass begins anew: the next round of a chain may have become possible."""
         while True:
-            waits, busy, worked = [], False, False
+            waits, busy, worked = dict[str, None](), False, False
             for table, name, _, cell in self.cells(only):
                 if cell is None:
-                    waits.append(f"{name} of table '{table}' waits for its tuning")
+                    waits[f"{name} of table '{table}' waits for its tuning"] = None
                     continue
                 state = self.state(cell)
+                if state == COLLECTED:
+                    store = self.ungraded_store(cell)
+                    if store is not None and not (grade and self._grade_store(store)):
+                        waits[f"{name} of table '{table}' waits for the grading of {store}"] = None
+                        continue
+                    state = self.state(cell)
                 if state == UNGRADED and grade:
                     self._grade(cell)
-                if state not in _DECODED and self._is_blocked(cell):
+                if state not in DECODED and self._is_blocked(cell):
                     busy = True
-                elif state not in _DECODED:
+                elif state not in DECODED:
                     with self._claim(cell) as mine:
                         if not mine:
                             busy = True
-                        elif self.state(cell) not in _DECODED:  # another process may have just finished it
+                        elif self.state(cell) not in DECODED:  # another process may have just finished it
                             if not self.may_begin(cell):
                                 return False
-                            self.work_on(cell)
+                            with suppress(UngradedError):  # the next pass finds it collected
+                                self.work_on(cell)
                             worked = True
                 if worked:
                     break
@@ -162,6 +180,7 @@ class Study(StudyPlan):
             recipe = self.recipe.collect_recipe(self.recipe.stores[source.store], source.part)
             teacher = None if source.teacher is None else self.train(source.teacher)
             self.pool.collect(recipe, folder, teacher, self.listener)
+            TrajectoryStore.open(folder).check_graded()
             self.pool.measure_window(self.recipe.window, folder, teacher, self.listener)
             return folder
 
@@ -203,10 +222,30 @@ class Study(StudyPlan):
                 self.listener.say(f"{cell.label}, {results.folder.name}: {count} verdicts")
 
     def grade(self) -> None:
-        """Verdicts that are missing in finished runs and can be given here."""
+        """Verdicts that are missing in finished runs and in stores, and can be given here."""
         for _, _, _, cell in self.cells():
-            if cell is not None and self.state(cell) == UNGRADED:
+            state = MISSING if cell is None else self.state(cell)
+            if cell is not None and state == UNGRADED:
                 self._grade(cell)
+            elif cell is not None and state == COLLECTED and (store := self.ungraded_store(cell)) is not None:
+                self._grade_store(store)
+
+    def _grade_store(self, folder: Path) -> bool:
+        """Give the rollouts of a store the verdicts they wait for; whether that could be done."""
+        if folder in self._refused:
+            return False
+        lm = load(self.recipe.model, weights=False)
+        with waiting(self.out, f"store-{folder.name.rpartition('-')[2]}"):
+            store, graders = TrajectoryStore.open(folder), self.recipe.evaluate.graders
+            with self.listener.stage(f"Grade {folder.name}"):
+                try:
+                    for shard, stats in grade_store(store, lm, self.recipe.data_dir, graders):
+                        self.listener.shard(shard, stats)
+                except TadError as error:
+                    self._refused.add(folder)
+                    self.listener.say(str(error))
+                    return False
+        return True
 
     # Tables and records
 
