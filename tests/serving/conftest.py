@@ -14,7 +14,6 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from live_server import Live, live
 
 from tad.models import DREAM, LLADA, LM, load
