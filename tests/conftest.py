@@ -1,4 +1,5 @@
-"""What every test shares: patient property tests, a browser, and the rule for tests that run programs in the sandbox.
+"""What every test shares: patient property tests, weights that are the same at every run, a browser, and the rule for tests
+that run programs in the sandbox.
 
 A test that takes the fixture `sandbox` or carries the mark `sandbox` needs bubblewrap. Where bubblewrap is missing or does
 not work it is skipped, and the run says so at its end. For all other tests bubblewrap is hidden, so that a test
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
 
 from tad.errors import TadError
 from tad.tasks.sandbox import Sandbox, bwrap
@@ -40,6 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         except TadError as error:
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"{NEEDS_SANDBOX}: {error}"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures, which also draw weights
+def pytest_runtest_setup() -> None:
+    """Weights are the same at every run: drawn anew, once in some hundred runs two forwards that agree to rounding would lie on
+    either side of a threshold."""
+    torch.manual_seed(int(os.environ.get("TAD_TEST_SEED", "0")))
 
 
 @pytest.fixture(scope="module")
