@@ -166,7 +166,7 @@ class Bench:
         blocks are the model's own, `new` positions are one block behind all the others.
         """
         block, length = min(32, new), self.length
-        quiet = self.decoder("tad-cached", threshold=0.0, keep_best=False, refresh=10_000, block=block)
+        quiet = self.decoder("tad-cached", threshold=0.0, keep=None, refresh=10_000, block=block)
         if self.lm.model.shape.blocks is not None:
             block, length = new, length + new
             quiet = self.decoder("sdar", rule="confidence", threshold=2.0, block=block)

@@ -378,6 +378,13 @@ def test_interrupt_leaves_the_canvas_and_exits_with_130(model: str, monkeypatch:
     assert strip_codes(screen).rstrip().endswith("one-by-one   forward 2   revealed 2/16")
 
 
+def test_a_cache_can_be_switched_off(model: str) -> None:
+    """`none` is read as no value wherever it stands."""
+    text = [run("generate", model, "hello", *SHORT, "--set", "cache=none", *extra) for extra in ([], ["--set", "keep=none"])]
+    assert text[0].stdout == run("generate", model, "hello", *SHORT, "--decoder", "tad").stdout
+    assert text[1].exit_code == 0
+
+
 # tad decoders
 
 
@@ -386,7 +393,7 @@ def test_decoders_lists_every_name_with_its_parts() -> None:
     for name in DECODERS:
         assert name in text
     assert "multi-block: block 32, block_add 0.1, decoded 0.95" in text
-    assert "entropy: threshold 0.5, strict, keep_best" in text
+    assert "entropy: threshold 0.5, strict, keep best" in text
     assert "delayed: delay 2, refresh 3" in text
 
 

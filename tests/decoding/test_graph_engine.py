@@ -106,6 +106,7 @@ def test_callers_in_several_threads_get_what_each_would_get_alone(lm: LM, prompt
         {"decoder": "fast-dllm-dual", "block": 8},
         {"decoder": "fast-dllm", "rule": "factor"},
         {"decoder": "tad", "rule": "contiguous-prefix", "threshold": 2.0},
+        {"decoder": "tad-cached", "keep": "leftmost"},
         {"decoder": "d2f", "block_add": 1, "rule": "entropy"},
         {"decoder": "tad", "rule": "hierarchy", "block": 16},
         {"decoder": "one-by-one", "score": "margin"},

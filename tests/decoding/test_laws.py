@@ -90,6 +90,22 @@ def test_multi_block_with_both_thresholds_one_is_sequential(
 
 @quick
 @given(
+    name=st.sampled_from(["tad-leftmost", "dparallel", "fast-dllm", "tad-cached"]),
+    block=st.sampled_from([8, 16, 32]),
+    threshold=st.floats(0, 1),
+    family=st.sampled_from(["llada", "dream"]),
+)
+def test_keeping_the_leftmost_unmasks_the_first_mask_at_every_forward(
+    name: str, block: int, threshold: float, family: str
+) -> None:
+    call = {"gen_length": LENGTH, "threshold": threshold, "block": block, "keep": "leftmost", "stop": "off"}
+    for row in decode(tiny(family), tiny_prompts(family)[:4], name, **call):
+        for forward in range(1, row.forwards + 1):
+            assert next(step for step in row.steps if step >= forward) == forward
+
+
+@quick
+@given(
     family=st.sampled_from(["llada", "dream"]),
     name=st.sampled_from(["tad", "d3llm"]),
     block=st.sampled_from([8, 16]),

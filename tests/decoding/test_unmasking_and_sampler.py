@@ -78,7 +78,13 @@ CASES: dict[str, tuple[Strategy, Samples, Candidates, list[int]]] = {
     "a confidence that equals": (ConfidenceThreshold(0.5), sure(0.5, 0.75, 0.25), at(1, 2, 3), [0, 1]),
     "and strictly": (ConfidenceThreshold(0.5, strict=True), sure(0.5, 0.75, 0.25), at(1, 2, 3), [1]),
     "the best is kept": (ConfidenceThreshold(0.9), sure(0.2, 0.3), at(1, 2), [1]),
-    "the best is not kept": (ConfidenceThreshold(0.9, keep_best=False), sure(0.2, 0.3), at(1, 2), []),
+    "the leftmost is kept beside the sure": (
+        EntropyThreshold(0.5, keep="leftmost"), sure(0.4, 0.9, 0.5, entropy=[2.0, 0.1, 0.9]), at(1, 2, 3), [0, 1],
+    ),
+    "the leftmost candidate, not padding": (
+        ConfidenceThreshold(0.9, keep="leftmost"), sure(0.2, 0.3, 0.1), at(1, 2, 3, valid=[False, True, True]), [1],
+    ),
+    "nothing is kept": (ConfidenceThreshold(0.9, keep=None), sure(0.2, 0.3), at(1, 2), []),
     "an entropy that equals": (EntropyThreshold(0.5, strict=False), ENTROPIES, at(1, 2, 3), [0, 1]),
     "an entropy strictly": (EntropyThreshold(0.5, strict=True), ENTROPIES, at(1, 2, 3), [1]),
     # factor 1: rank 2 needs 1 - 1/3, rank 3 needs 3/4, rank 4 needs 4/5. Rank 3 fails, so rank 4 is not looked at.
@@ -89,7 +95,7 @@ CASES: dict[str, tuple[Strategy, Samples, Candidates, list[int]]] = {
     "hierarchy": (Hierarchy(0.95, 0.6), sure(0.7, 0.8, 0.65, 0.61, 0.5, 0.55), at(2, 3, 4, 8, 9, 12), [1, 3]),
     "top-k at first": (TWO_THEN_ONE, sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=0), [1, 2]),
     "top-k then": (TWO_THEN_ONE, sure(0.1, 0.9, 0.5), at(1, 2, 3, spent=1), [1]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

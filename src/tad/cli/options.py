@@ -35,6 +35,7 @@ DECODERS = (
     "d3llm-cached",
     "tad",
     "tad-cached",
+    "tad-leftmost",
     "fast-dllm-v2",
     "sdar",
     "llada2",

@@ -177,14 +177,12 @@ _DERIVED = ("per_block", "opened", "count_table")  # fields that no user sets
 
 _FAST = Decoder(Sequential(32), ConfidenceThreshold(0.9), first_opens=True)
 _DREAM_TOP_K = TopKPerStep(timesteps=True, score="entropy")
-_TAD = Decoder(
-    MultiBlock(32, block_add=0.1, decoded=0.95), EntropyThreshold(0.5, strict=True, keep_best=True)
-)
-_D3LLM = replace(_TAD, rule=EntropyThreshold(0.5, strict=False, keep_best=True))
-_D3LLM_DREAM = replace(_TAD, rule=EntropyThreshold(0.4, strict=True, keep_best=False))
+_TAD = Decoder(MultiBlock(32, block_add=0.1, decoded=0.95), EntropyThreshold(0.5, strict=True))
+_D3LLM = replace(_TAD, rule=EntropyThreshold(0.5, strict=False))
+_D3LLM_DREAM = replace(_TAD, rule=EntropyThreshold(0.4, strict=True, keep=None))
 _D2F = Decoder(
     Pipelined(32, block_add=0.1, decoded=0.95),
-    ConfidenceThreshold(0.9, strict=True, keep_best=False),
+    ConfidenceThreshold(0.9, strict=True, keep=None),
     BlockCausalCache(),
 )
 
@@ -198,15 +196,14 @@ DECODERS: dict[str, Decoder] = {
     "fast-dllm": _FAST,
     "fast-dllm-prefix": replace(_FAST, cache=PrefixCache()),
     "fast-dllm-dual": replace(_FAST, cache=DualCache()),
-    "dparallel": Decoder(Sequential(32), EntropyThreshold(0.5, strict=False, keep_best=True)),
+    "dparallel": Decoder(Sequential(32), EntropyThreshold(0.5, strict=False)),
     "d2f": _D2F,
     "d3llm": _D3LLM,
     "d3llm-cached": replace(_D3LLM, cache=DelayedCache(delay=2, refresh=3)),
     "tad": _TAD,
     "tad-cached": replace(_TAD, cache=ActiveCache(delay=1, refresh=3)),
-    "fast-dllm-v2": Decoder(
-        BlockByBlock(sub_block=8), ConfidenceThreshold(0.9, strict=True, keep_best=True), BlockCache()
-    ),
+    "tad-leftmost": replace(_TAD, rule=EntropyThreshold(0.5, keep="leftmost")),
+    "fast-dllm-v2": Decoder(BlockByBlock(sub_block=8), ConfidenceThreshold(0.9, strict=True), BlockCache()),
     "sdar": Decoder(BlockByBlock(), BlockQuota(0.95), BlockCache(), stop="block"),
     "llada2": Decoder(BlockByBlock(store=False), BlockQuota(0.95), BlockCache(), stop="block"),
     "llada2.1": Decoder(
@@ -216,7 +213,7 @@ DECODERS: dict[str, Decoder] = {
 FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
     **{("one-by-one", family): _ON_GRID for family in ("sdar", "sdar-moe", "llada2")},
     ("one-by-one", "fast-dllm-v2"): replace(_ON_GRID, schedule=BlockByBlock(sub_block=8, store=False)),
-    ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True, keep_best=True)),
+    ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True)),
     ("d3llm", "dream"): _D3LLM_DREAM,
     ("d3llm-cached", "dream"): replace(_D3LLM_DREAM, cache=DelayedCache(delay=2, refresh=3)),
 }
@@ -280,6 +277,7 @@ def _label(part: Any) -> str:
 
 
 def _part(kind: str, value: Any, known: dict[str, type[Any]]) -> Any:
+    value = "none" if value is None else value  # how a command line reads the cache of that name
     if isinstance(value, tuple(known.values())):
         return value
     if value not in known:

@@ -57,7 +57,10 @@ PARAMETERS = {
     ),
     "threshold": Parameter("depends on the rule, see `THRESHOLDS`"),
     "strict": Parameter("the threshold itself does not pass", bool),
-    "keep_best": Parameter("the best candidate is revealed at every forward, whatever the threshold", bool),
+    "keep": Parameter(
+        "what is revealed at every forward, whatever the threshold: the best candidate, the leftmost one, or none",
+        optional=True, words=("best", "leftmost"),
+    ),
     "score": Parameter(
         "what surest means: confidence, entropy or margin", words=("confidence", "entropy", "margin")
     ),

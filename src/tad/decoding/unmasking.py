@@ -16,6 +16,7 @@ from torch import Tensor
 from tad.decoding.sampler import Samples
 
 Measure = Literal["confidence", "entropy", "margin"]
+Keep = Literal["best", "leftmost"] | None  # what is unmasked at every forward, whatever the threshold
 
 
 class OwnCanvas(NamedTuple):
@@ -59,8 +60,12 @@ class Strategy:
 def first_best(score: Tensor, allowed: Tensor) -> Tensor:
     """[rows, m] one-hot at the first best allowed entry of each row (all False where none is allowed)."""
     score = score.masked_fill(~allowed, float("-inf"))
-    top = allowed & (score == score.amax(1, keepdim=True))
-    return top & (top.cumsum(1) == 1)
+    return leftmost(allowed & (score == score.amax(1, keepdim=True)))
+
+
+def leftmost(allowed: Tensor) -> Tensor:
+    """[rows, m] one-hot at the first allowed entry of each row."""
+    return allowed & (allowed.cumsum(1) == 1)
 
 
 def first_best_of(score: Tensor, valid: Tensor, count: Tensor) -> Tensor:
@@ -164,31 +169,32 @@ class TopKPerStep(Strategy):
 
 @dataclass(frozen=True)
 class ConfidenceThreshold(Strategy):
-    """Everything at least (or, if `strict`, more than) `threshold` sure; `keep_best` adds the best candidate of all."""
+    """Everything at least (or, if `strict`, more than) `threshold` sure; `keep` adds the best candidate of
+    all, or the leftmost."""
 
     threshold: float = 0.9
     strict: bool = False
-    keep_best: bool = True
+    keep: Keep = "best"
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         sure = samples.confidence
         passing = sure > self.threshold if self.strict else sure >= self.threshold
-        return _with_best(passing & candidates.valid, samples.confidence, candidates, self.keep_best)
+        return _with_kept(passing & candidates.valid, samples.confidence, candidates, self.keep)
 
 
 @dataclass(frozen=True)
 class EntropyThreshold(Strategy):
-    """Everything of entropy below (or, unless `strict`, at most) `threshold` nats; `keep_best` as above."""
+    """Everything of entropy below (or, unless `strict`, at most) `threshold` nats; `keep` as above."""
 
     threshold: float = 0.5
     strict: bool = True
-    keep_best: bool = True
+    keep: Keep = "best"
     score = "entropy"
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         entropy = samples.entropy
         passing = entropy < self.threshold if self.strict else entropy <= self.threshold
-        return _with_best(passing & candidates.valid, -entropy, candidates, self.keep_best)
+        return _with_kept(passing & candidates.valid, -entropy, candidates, self.keep)
 
 
 @dataclass(frozen=True)
@@ -205,8 +211,7 @@ class ContiguousPrefix(Strategy):
         else:
             measured = samples.confidence if self.score == "confidence" else samples.margin
             sure = measured >= self.threshold
-        first = candidates.valid & (candidates.valid.cumsum(1) == 1)
-        return (sure | first).long().cumprod(1).bool() & candidates.valid
+        return (sure | leftmost(candidates.valid)).long().cumprod(1).bool() & candidates.valid
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,7 @@ class Hierarchy(Strategy):
         best = best.scatter_reduce(1, run, sure.masked_fill(~valid, float("-inf")), "amax")
         peak = sure == best.gather(1, run)
         passing = (sure > self.threshold) | (peak & (sure > self.low))
-        return _with_best(passing & valid, sure, candidates, True)
+        return _with_kept(passing & valid, sure, candidates, "best")
 
 
 @dataclass(frozen=True)
@@ -264,7 +269,7 @@ class Credit(Strategy):
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         passing = (samples.confidence >= self.threshold) & candidates.valid
-        return _with_best(passing, samples.confidence, candidates, True)
+        return _with_kept(passing, samples.confidence, candidates, "best")
 
 
 @dataclass(frozen=True)
@@ -330,5 +335,9 @@ class TokenEditing(Strategy):
         return torch.where((sure.sum(1) >= self.least)[:, None], sure, best) | edits
 
 
-def _with_best(chosen: Tensor, score: Tensor, candidates: Candidates, keep_best: bool) -> Tensor:
-    return chosen | first_best(score, candidates.valid) if keep_best else chosen
+def _with_kept(chosen: Tensor, score: Tensor, candidates: Candidates, keep: Keep) -> Tensor:
+    if keep is None:
+        return chosen
+    return chosen | (
+        leftmost(candidates.valid) if keep == "leftmost" else first_best(score, candidates.valid)
+    )
