@@ -380,7 +380,10 @@ def test_interrupt_leaves_the_canvas_and_exits_with_130(model: str, monkeypatch:
 
 def test_a_cache_can_be_switched_off(model: str) -> None:
     """`none` is read as no value wherever it stands."""
-    text = [run("generate", model, "hello", *SHORT, "--set", "cache=none", *extra) for extra in ([], ["--set", "keep=none"])]
+    text = [
+        run("generate", model, "hello", *SHORT, "--set", "cache=none", *extra)
+        for extra in ([], ["--set", "keep=none"])
+    ]
     assert text[0].stdout == run("generate", model, "hello", *SHORT, "--decoder", "tad").stdout
     assert text[1].exit_code == 0
 

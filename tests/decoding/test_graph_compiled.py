@@ -52,6 +52,7 @@ SLOW = pytest.mark.slow  # tracing takes most of a minute
 RULES = [
     pytest.param("llada", 3, "tad-cached", [{"threshold": value} for value in (0.5, 0.1)], id="entropy"),
     pytest.param("llada", 1, "tad-cached", [{"threshold": value} for value in (0.5, 0.1)], id="one row", marks=SLOW),
+    pytest.param("llada", 3, "tad-leftmost", [{"threshold": value} for value in (0.5, 0.1)], id="leftmost", marks=SLOW),
     pytest.param("llada", 1, "fast-dllm", [{"threshold": value} for value in (0.9, 0.5)], id="confidence", marks=SLOW),
     pytest.param(
         "llada", 1, "fast-dllm", [{"rule": "factor", "factor": value} for value in (1.0, 0.7)], id="factor", marks=SLOW
