@@ -169,8 +169,8 @@ class TopKPerStep(Strategy):
 
 @dataclass(frozen=True)
 class ConfidenceThreshold(Strategy):
-    """Everything at least (or, if `strict`, more than) `threshold` sure; `keep` adds the best candidate of
-    all, or the leftmost."""
+    """Everything at least (or, if `strict`, more than) `threshold` sure; `keep` adds the best candidate
+    of all, or the leftmost."""
 
     threshold: float = 0.9
     strict: bool = False
@@ -246,7 +246,7 @@ class Hierarchy(Strategy):
         best = best.scatter_reduce(1, run, sure.masked_fill(~valid, float("-inf")), "amax")
         peak = sure == best.gather(1, run)
         passing = (sure > self.threshold) | (peak & (sure > self.low))
-        return _with_kept(passing & valid, sure, candidates, "best")
+        return passing & valid | first_best(sure, valid)
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Credit(Strategy):
 
     def choose(self, samples: Samples, candidates: Candidates) -> Tensor:
         passing = (samples.confidence >= self.threshold) & candidates.valid
-        return _with_kept(passing, samples.confidence, candidates, "best")
+        return passing | first_best(samples.confidence, candidates.valid)
 
 
 @dataclass(frozen=True)
@@ -338,6 +338,5 @@ class TokenEditing(Strategy):
 def _with_kept(chosen: Tensor, score: Tensor, candidates: Candidates, keep: Keep) -> Tensor:
     if keep is None:
         return chosen
-    return chosen | (
-        leftmost(candidates.valid) if keep == "leftmost" else first_best(score, candidates.valid)
-    )
+    valid = candidates.valid
+    return chosen | (leftmost(valid) if keep == "leftmost" else first_best(score, valid))
