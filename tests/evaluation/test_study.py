@@ -76,6 +76,22 @@ def test_another_decoder_of_the_same_student_trains_nothing(world: Path, done: t
     assert watch.settings == [f"tad-cached,threshold={value},block=8" for value in (0.5, 3.0)]
 
 
+def test_a_table_may_compare_with_a_student_of_all_seeds(world: Path, done: tuple[Path, Listener]) -> None:
+    recipe = study_recipe(world, tables={"windows": {"baseline": "tad"}})
+    main, windows = Study(recipe, done[0]).tables()
+    assert (main.baseline, windows.baseline) == ("fast-dllm", "tad")
+    own = next(row for row in main.rows if row.method == "tad").scopes[main.scope]
+    for row in windows.rows:
+        found = row.scopes[windows.scope]
+        assert own.tpf_at_target is not None
+        assert found.tpf_at_target is not None
+        assert found.to_baseline is not None
+        theirs, mine = own.tpf_at_target.tpf, found.tpf_at_target.tpf
+        expected = None if theirs is None or mine is None else mine / theirs
+        assert (found.times_baseline and found.times_baseline.value) == (expected and pytest.approx(expected))
+        assert found.to_baseline.accuracy.value == pytest.approx(found.accuracy.value - own.accuracy.value)
+
+
 def test_a_call_for_some_seeds_takes_no_others_out_of_the_tables_and_the_report(
     world: Path, done: tuple[Path, Listener], tmp_path: Path
 ) -> None:

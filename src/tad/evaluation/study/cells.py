@@ -141,9 +141,13 @@ def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:
 
 def _check(recipe: StudyRecipe, found: dict[str, ResolvedMethod]) -> None:
     """Names that stand in one section and should be in another."""
-    for wanted in (recipe.base, recipe.baseline):
-        if wanted is not None and (wanted not in found or found[wanted].absent or found[wanted].store):
-            raise TadError(f"{recipe.name}: '{wanted}' should be one of the methods, without a store")
+    named = {"base": recipe.base, "baseline": recipe.baseline}
+    named |= {f"tables.{name}.baseline": table.baseline for name, table in recipe.tables.items()}
+    for where, wanted in named.items():
+        if wanted is not None and (wanted not in found or found[wanted].absent):
+            raise TadError(f"{recipe.name}: {where}: '{wanted}' should be one of the methods")
+    if found[recipe.base].store is not None:
+        raise TadError(f"{recipe.name}: base: '{recipe.base}' should be a method without a store")
     for method in found.values():
         if method.store is not None and method.store not in recipe.stores:
             raise TadError(

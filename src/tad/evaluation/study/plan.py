@@ -347,10 +347,7 @@ class StudyPlan:
         }
         known = {(table, name): self._runs(name, row) for (table, name), row in cells.items()}
         everyone = [runs for runs in known.values() if runs is not None]
-        base, baseline = (
-            None if name is None else self._runs(name, [self.cell(name, None)])
-            for name in (self.recipe.base, self.recipe.baseline)
-        )
+        base = self._runs(self.recipe.base, [self.cell(self.recipe.base, None)])
         found = []
         for table, section in self.recipe.tables.items():
             rows = {name: cells[table, name] for name in self.rows_of(table)}
@@ -366,7 +363,8 @@ class StudyPlan:
             ]
             capped = explain_caps(self._windows(cell for row in rows.values() for cell in row))
             note = " ".join(filter(None, (section.note, capped))) or None
-            tolerance = self.recipe.tolerance
+            other, tolerance = section.baseline or self.recipe.baseline, self.recipe.tolerance
+            baseline = None if other is None else self._runs(other, self.row_cells(table, other))
             found.append(analyse(table, section.title, specs, base, baseline, tolerance, everyone, note=note))
         return found
 

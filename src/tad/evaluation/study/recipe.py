@@ -284,6 +284,8 @@ class TableSection(Recipe):
     """Names, or patterns such as `windows/*`, in the order of the rows."""
     seeds: list[int] | None = None
     """Those of the study by default; a method's own come first."""
+    baseline: str | None = None
+    """The method that the others are also compared with; default: the study's."""
     note: str | None = None
 
 
@@ -324,7 +326,7 @@ class StudyRecipe(ModelRecipe):
     base: str = "base"
     """The method, decoded one token at a time, that differences are taken to."""
     baseline: str | None = None
-    """A method that the others are also compared with."""
+    """A method that the others are also compared with, unless their table names another."""
     tolerance: float = TOLERANCE
     """Points under the base's accuracy at which speeds are compared, in tables and in tuning."""
 
