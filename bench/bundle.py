@@ -289,7 +289,7 @@ def choose_decoder(student: Path, base: Path, runs: list[Path], truncated: list[
     accuracy, tpf, meta = best
     name, threshold = meta.decoder["name"], meta.decoder["threshold"]
     write_defaults(student, gen_length=meta.gen_length, decoder=name, threshold=threshold)
-    names = " and ".join(f"`{name}`" for name in sorted({one.decoder["name"] for one in metas}))
+    names = ", ".join(f"`{name}`" for name in sorted({one.decoder["name"] for one in metas}))
     low, high = (pick(one.decoder["threshold"] for one in metas) for pick in (min, max))
     bar = f"within {found.tolerance:g} points of the base's {first.accuracy.value:.1f} % at one token"
     why = f"fastest {bar}" if near else f"most accurate; none is {bar}"

@@ -402,6 +402,30 @@ def test_a_round_that_another_process_is_making_is_left_to_it(
     assert any("'whole" in title for title in watch.stages)
 
 
+def test_what_only_names_first_comes_first_and_each_cell_once(world: Path, tmp_path: Path) -> None:
+    study = Study(study_recipe(world), tmp_path)
+    study.__dict__["base"] = BASE
+    every = [(table, name, seed) for table, name, seed, _ in study.cells()]
+    assert every[:2] == [("main", "base", None), ("main", "fast-dllm", None)]
+    asked = [(table, name, seed) for table, name, seed, _ in study.cells(["windows/*", "main", "w*"])]
+    assert asked[:2] == [("windows", "windows/window=1", 0), ("windows", "windows/window=all", 0)]
+    assert asked[2] == ("main", "base", None)
+    assert sorted(map(str, asked)) == sorted(map(str, every))
+
+
+def test_while_another_process_collects_a_store_cells_of_other_stores_are_made(
+    world: Path, done: tuple[Path, Listener], tmp_path: Path
+) -> None:
+    tables = {"main": {"methods": ["tad", "plain"]}, "windows": {"methods": ["base"]}}
+    study = Study(study_recipe(world, tables=tables), tmp_path, watch := Listener(5))
+    tmp_path.joinpath("study.json").write_text((done[0] / "study.json").read_text())
+    with claiming(tmp_path, f"store-{study.hashes.store(Source('teacher'))}") as mine:
+        assert mine
+        assert not study.run(grade=False, tables=False)  # stopped while it waits for the other process
+    assert any("'plain" in title for title in watch.stages)
+    assert not any("'tad" in title for title in watch.stages)
+
+
 def test_trials_of_rounds_change_every_round(world: Path, tmp_path: Path) -> None:
     section = tuned(world, methods={"ltr": None})["tuning"]
     study = Study(rounds_recipe(world, tuning=section), tmp_path)

@@ -208,33 +208,37 @@ class StudyPlan:
                 )
 
     def cells(self, only: Sequence[str] = ()) -> Iterator[tuple[str, str, int | None, Cell | None]]:
-        """(table, method, seed, cell) in the order of work: tables, in them seeds, in them methods.
+        """(table, method, seed, cell) in the order of work: tables, in them seeds, in them methods. `only`: patterns of tables
+        or methods; what the first one stands for comes first.
 
         What a method is tuned with comes right before its first cell. A cell is resolved when its turn comes, since the
-        trials before it decide what it is; None while they are not done. `only`: patterns of tables or methods.
+        trials before it decide what it is; None while they are not done.
         """
         begun: set[str] = set()
-        for table in self.recipe.tables:
-            names = [
-                name
-                for name in self.rows_of(table)
-                if self.methods[name].absent is None
-                and (not only or any(fnmatch(name, p) or fnmatch(table, p) for p in only))
-            ]
-            places = [
-                (place, name, seed)
-                for name in names
-                for place, seed in enumerate(self.seeds_of(self.methods[name], table))
-            ]
-            for _, name, seed in sorted(places, key=lambda entry: entry[0]):
-                tuned_as = self.methods[name].tuned_as
-                if tuned_as is not None and tuned_as not in begun:
-                    begun.add(tuned_as)
-                    reference = self._reference_cell()
-                    yield TUNING, reference.method, None, reference
-                    for trial in self.trials_of(tuned_as):
-                        yield TUNING, tuned_as, trial.seed, trial
-                yield table, name, seed, self.cell(name, seed)
+        for table, name, seed in self._places(only):
+            tuned_as = self.methods[name].tuned_as
+            if tuned_as is not None and tuned_as not in begun:
+                begun.add(tuned_as)
+                reference = self._reference_cell()
+                yield TUNING, reference.method, None, reference
+                for trial in self.trials_of(tuned_as):
+                    yield TUNING, tuned_as, trial.seed, trial
+            yield table, name, seed, self.cell(name, seed)
+
+    def _places(self, only: Sequence[str]) -> list[tuple[str, str, int | None]]:
+        """(table, method, seed), each once."""
+        found: dict[tuple[str, str, int | None], None] = {}
+        for pattern in only or ("*",):
+            for table in self.recipe.tables:
+                names = [
+                    name
+                    for name in self.rows_of(table)
+                    if self.methods[name].absent is None and (fnmatch(name, pattern) or fnmatch(table, pattern))
+                ]
+                seeds = {name: self.seeds_of(self.methods[name], table) for name in names}
+                for place in range(max(map(len, seeds.values()), default=0)):
+                    found |= {(table, name, seeds[name][place]): None for name in names if place < len(seeds[name])}
+        return list(found)
 
     # Where things are
 

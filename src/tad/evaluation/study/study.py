@@ -7,7 +7,7 @@
     OUT/study.json              recipe, base and calls
 
 What a HASH is made of is in `cells`. Several processes may work on a study at once: each takes the next cell that nobody
-works on, and waits for a store or a student that another one is making. Locks are the operating system's, so a process that
+works on, and leaves those for later whose store or student another one is making. Locks are the operating system's, so a process that
 dies leaves its cell to the others.
 """
 
@@ -131,16 +131,18 @@ class Study(StudyPlan):
             time.sleep(_PAUSE)
 
     def _is_blocked(self, cell: Cell) -> bool:
-        """Whether a round before this one is being made by another process."""
-        while cell.source is not None and cell.source.teacher is not None:
-            cell = cell.source.teacher
-            folder = self.student_folder(cell)
+        """Whether another process is making what this cell starts from: its trajectories, or a round before it."""
+        one: Cell | None = cell
+        while one is not None and one.source is not None:
+            folder = self.student_folder(one)
             assert folder is not None
             if find_result(folder) is not None:
                 return False
-            with claiming(self.out, f"student-{self.hashes.student(cell)}") as free:
-                if not free:
-                    return True
+            for name in (f"student-{self.hashes.student(one)}", f"store-{self.hashes.store(one.source)}"):
+                with claiming(self.out, name) as free:
+                    if not free:
+                        return True
+            one = one.source.teacher
         return False
 
     def _claim(self, cell: Cell) -> AbstractContextManager[bool]:
