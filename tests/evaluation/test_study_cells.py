@@ -137,7 +137,10 @@ HELD_OUT = {"name": "nano-word", "split": "validation"}
         ({"base": "tad"}, "base: 'tad' should be a method without a store"),
         ({"base": "bass"}, "base: 'bass' should be one of the methods"),
         ({"baseline": "v2"}, "baseline: 'v2' should be one of the methods"),
-        ({"tables": {"main": {"baseline": "ted"}}}, "tables.main.baseline: 'ted' should be one of the methods"),
+        (
+            {"tables": {"main": {"baseline": "ted"}}},
+            "tables.main.baseline: 'ted' should be one of the methods",
+        ),
         ({"validation": "nowhere"}, "'nowhere' is not one of the stores"),
         ({"methods": {"tad": {"distill": {"learning": {"lr": -1}}}}}, "'learning.lr'"),
         ({"collect": {"order": "best"}}, "collect: 'order'"),

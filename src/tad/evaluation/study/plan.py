@@ -233,11 +233,16 @@ class StudyPlan:
                 names = [
                     name
                     for name in self.rows_of(table)
-                    if self.methods[name].absent is None and (fnmatch(name, pattern) or fnmatch(table, pattern))
+                    if self.methods[name].absent is None
+                    and (fnmatch(name, pattern) or fnmatch(table, pattern))
                 ]
-                seeds = {name: self.seeds_of(self.methods[name], table) for name in names}
-                for place in range(max(map(len, seeds.values()), default=0)):
-                    found |= {(table, name, seeds[name][place]): None for name in names if place < len(seeds[name])}
+                places = [
+                    (place, name, seed)
+                    for name in names
+                    for place, seed in enumerate(self.seeds_of(self.methods[name], table))
+                ]
+                places.sort(key=lambda entry: entry[0])
+                found |= {(table, name, seed): None for _, name, seed in places}
         return list(found)
 
     # Where things are
