@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny_pair import (
     EOS,
     MASK,
@@ -33,7 +35,7 @@ from tad.training.objectives import (
     add_stats,
     averages,
 )
-from tad.training.objectives.module import adapters_off, head_of, plain_model
+from tad.training.objectives.module import adapters_off, checkpoint_layers, head_of, plain_model
 from tad.training.states import TrajectoryArrays
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -379,3 +381,52 @@ def test_published_settings_differ_by_family() -> None:
 def test_bad_settings_are_one_line_that_names_them(name: str, chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(TadError, match=message):
         objective_of(name, **chosen)
+
+
+# Adapters under autocast
+
+
+def adapted_in_bf16() -> Any:
+    """The frozen weights in bf16, the adapters in fp32, as they are trained."""
+    model = adapted(rank=4).to(torch.bfloat16)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
+    return model
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_under_autocast_adapters_take_bf16_and_nothing_else_changes(recompute: bool) -> None:
+    """Held to PEFT's own way, which casts to fp32 before the GEMM casts back."""
+    objective = objective_of("tad", window=3)
+    batch = objective.collate(views_of(objective, ROWS))
+    found = {}
+    for own in (True, False):
+        model = adapted_in_bf16()
+        module, seen = LossModule(model, objective), set()
+        for name, part in module.named_modules():
+            if isinstance(part, BaseTunerLayer) and not own:
+                part._cast_input_dtype = partial(BaseTunerLayer._cast_input_dtype, part)
+            elif name.endswith("lora_A.default"):
+                part.register_forward_hook(lambda _, inputs, __, seen=seen: seen.add(inputs[0].dtype))
+        if recompute:
+            checkpoint_layers(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(batch, objective.counts(batch)).total
+        loss.backward()
+        found[own] = (
+            loss.detach(),
+            torch.cat([w.grad.flatten() for w in model.parameters() if w.requires_grad]),
+        )
+        assert seen == {torch.bfloat16 if own else torch.float32}
+    assert found[True][1].abs().sum() > 0
+    assert all(torch.equal(one, other) for one, other in zip(found[True], found[False], strict=True))
+
+
+def test_outside_autocast_adapters_cast_as_peft_does() -> None:
+    model = adapted_in_bf16()
+    plain, ids = plain_model(model), ROWS[0].tokens[None]
+    with torch.no_grad():
+        before = plain(ids).logits
+        LossModule(model, objective_of("tad", window=3))
+        assert torch.equal(plain(ids).logits, before)

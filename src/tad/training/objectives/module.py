@@ -8,14 +8,16 @@ processes gather the same parameters in the same order. Leave the head in the ou
 autocast for mixed precision: FSDP's own, in its first version, also rounds what is passed in, such as a batch's weights.
 
 The teacher is the same weights with the adapter passed over. PEFT's own switch also changes `requires_grad`, which wrapped
-parameters do not take well; passing over is a flag on each adapted layer.
+parameters do not take well; passing over is a flag on each adapted layer. PEFT also casts the input of an adapter to its
+weights' fp32, which autocast makes bf16 again for the GEMM; under autocast the adapters here take their input as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -45,6 +47,8 @@ class LossModule(nn.Module):
         self.student = student
         self.teacher = teacher
         self.objective, self.chunk = objective, chunk
+        for layer in _adapted(student):
+            layer._cast_input_dtype = partial(_cast_outside_autocast, layer._cast_input_dtype)
         if teacher is not None:
             teacher.requires_grad_(False).eval()
         elif (objective.needs_teacher or objective.needs_base) and not _adapted(student):
@@ -185,6 +189,10 @@ def _adapted(model: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+
+
+def _cast_outside_autocast(cast: Callable[..., Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if torch.is_autocast_enabled(x.device.type) else cast(x, dtype)
 
 
 def _detach(tensor: Tensor | None) -> Tensor | None:
