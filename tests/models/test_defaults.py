@@ -109,6 +109,6 @@ def test_bundled_models_and_students_say_the_length_they_were_made_for() -> None
             if student.startswith(name):
                 lm = tad.load(name, student, "cpu")
                 assert find_defaults(name, student) == lm.defaults
-                own = {"nano-fast-dllm-v2": ("fast-dllm-v2",)}.get(name, ("tad", "dparallel"))
+                own = {"nano-fast-dllm-v2": ("fast-dllm-v2",)}.get(name, ("tad", "tad-leftmost"))
                 assert lm.defaults.decoder in own
                 assert json.loads((BUNDLED / student / CONFIG).read_text())["base_model_name_or_path"] == name
