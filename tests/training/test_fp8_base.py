@@ -129,7 +129,8 @@ def test_compiled_layers_have_the_same_gradient(dtype: torch.dtype, every: int) 
             model(IDS)
         found = gradients(model)
     torch._dynamo.reset()
-    assert distance(found, want) < (1e-5 if dtype == torch.float32 else 0.05)
+    # In fp32 the sums differ in their last bits, and an input on the edge of two fp8 values may fall to either side.
+    assert distance(found, want) < (1e-4 if dtype == torch.float32 else 0.05)
 
 
 def test_a_map_without_an_adapter_is_refused() -> None:
