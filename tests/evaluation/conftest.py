@@ -13,8 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from eval_world import EXAMPLES, GEN_LENGTH
+from study_world import Listener, rounds_recipe, study_recipe
 
 from tad.decoding import decode
+from tad.evaluation.study import Study
 from tad.models import DREAM, LLADA, LM, load
 from tiny_lm import write_checkpoint
 
@@ -58,3 +60,17 @@ def _no_pictures_of_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tad.trajectories.window.plot_decay", lambda *_: [])
         yield
+
+
+@pytest.fixture(scope="module")
+def done(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
+    out, watch = tmp_path_factory.mktemp("study"), Listener()
+    assert Study(study_recipe(world), out, watch).run()
+    return out, watch
+
+
+@pytest.fixture(scope="module")
+def rounds(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
+    out, watch = tmp_path_factory.mktemp("rounds"), Listener()
+    assert Study(rounds_recipe(world), out, watch).run()
+    return out, watch

@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from eval_world import EXAMPLES
-from study_world import BASE, Listener, rounds_recipe, study_recipe, study_values
+from study_world import BASE, Listener, assert_same_answers, rounds_recipe, study_recipe, study_values
 from typer.testing import CliRunner
 
 import tad
@@ -28,28 +27,9 @@ from tad.evaluation.report.gather import gather
 from tad.evaluation.study import Study
 from tad.evaluation.study.cells import Source
 from tad.evaluation.study.plan import COLLECTED, DONE, MISSING, TRAINED, UNGRADED, WAITING
-from tad.files import claiming
 from tad.training.record import read_record
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport, write_report
-
-
-@pytest.fixture(scope="module")
-def done(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
-    out, watch = tmp_path_factory.mktemp("study"), Listener()
-    assert Study(study_recipe(world), out, watch).run()
-    return out, watch
-
-
-def assert_same_answers(mine: Path, theirs: Path) -> None:
-    """Of two directories of a study, but for the decoder that one of its tests adds."""
-    for path in (theirs / "answers").rglob("rows.jsonl"):
-        folder = path.parent.relative_to(theirs)
-        if not folder.name.startswith("tad-cached"):
-            one, other = (read_outcomes(root / folder) for root in (mine, theirs))
-            assert np.array_equal(one.correct, other.correct)
-            assert np.array_equal(one.forwards, other.forwards)
-
 
 # Work
 
@@ -160,6 +140,17 @@ def test_only_limits_the_work_to_tables_or_methods(world: Path, tmp_path: Path) 
     rows = {row.method: row for row in study.tables()[0].rows}
     assert rows["tad"].state == "not run yet"
     assert rows["base"].scopes
+
+
+def test_what_only_names_first_comes_first_and_each_cell_once(world: Path, tmp_path: Path) -> None:
+    study = Study(study_recipe(world), tmp_path)
+    study.__dict__["base"] = BASE
+    every = [(table, name, seed) for table, name, seed, _ in study.cells()]
+    assert every[:2] == [("main", "base", None), ("main", "fast-dllm", None)]
+    asked = [(table, name, seed) for table, name, seed, _ in study.cells(["windows/*", "main", "w*"])]
+    assert asked[:2] == [("windows", "windows/window=1", 0), ("windows", "windows/window=all", 0)]
+    assert asked[2] == ("main", "base", None)
+    assert sorted(map(str, asked)) == sorted(map(str, every))
 
 
 def test_only_with_a_name_that_is_not_there_is_refused_before_anything_is_written(
@@ -318,13 +309,6 @@ def test_trials_without_any_verdict_wait_for_one(
 # Rounds
 
 
-@pytest.fixture(scope="module")
-def rounds(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
-    out, watch = tmp_path_factory.mktemp("rounds"), Listener()
-    assert Study(rounds_recipe(world), out, watch).run()
-    return out, watch
-
-
 def test_every_round_is_a_method_that_rests_on_the_one_before(world: Path, tmp_path: Path) -> None:
     study = Study(rounds_recipe(world, seeds=[0, 1]), tmp_path)
     study.__dict__["base"] = BASE
@@ -384,46 +368,6 @@ def test_rounds_stopped_anywhere_or_begun_at_the_end_come_to_the_same_numbers(
         assert calls < 20
     assert calls
     assert_same_answers(tmp_path, rounds[0])
-
-
-def test_a_round_that_another_process_is_making_is_left_to_it(
-    world: Path, rounds: tuple[Path, Listener], tmp_path: Path
-) -> None:
-    study = Study(rounds_recipe(world), tmp_path, watch := Listener(8))
-    tmp_path.joinpath("study.json").write_text((rounds[0] / "study.json").read_text())
-    first = study.hashes.student(study.cell("ltr/round=1", 0))
-    with (
-        claiming(tmp_path, f"student-{first}") as mine,
-        claiming(tmp_path, f"answers-{study.hashes.answers(study.cell('ltr/round=1', 0))}"),
-    ):
-        assert mine
-        study.run(grade=False, tables=False)
-    assert not any("'ltr" in title for title in watch.stages)
-    assert any("'whole" in title for title in watch.stages)
-
-
-def test_what_only_names_first_comes_first_and_each_cell_once(world: Path, tmp_path: Path) -> None:
-    study = Study(study_recipe(world), tmp_path)
-    study.__dict__["base"] = BASE
-    every = [(table, name, seed) for table, name, seed, _ in study.cells()]
-    assert every[:2] == [("main", "base", None), ("main", "fast-dllm", None)]
-    asked = [(table, name, seed) for table, name, seed, _ in study.cells(["windows/*", "main", "w*"])]
-    assert asked[:2] == [("windows", "windows/window=1", 0), ("windows", "windows/window=all", 0)]
-    assert asked[2] == ("main", "base", None)
-    assert sorted(map(str, asked)) == sorted(map(str, every))
-
-
-def test_while_another_process_collects_a_store_cells_of_other_stores_are_made(
-    world: Path, done: tuple[Path, Listener], tmp_path: Path
-) -> None:
-    tables = {"main": {"methods": ["tad", "plain"]}, "windows": {"methods": ["base"]}}
-    study = Study(study_recipe(world, tables=tables), tmp_path, watch := Listener(5))
-    tmp_path.joinpath("study.json").write_text((done[0] / "study.json").read_text())
-    with claiming(tmp_path, f"store-{study.hashes.store(Source('teacher'))}") as mine:
-        assert mine
-        assert not study.run(grade=False, tables=False)  # stopped while it waits for the other process
-    assert any("'plain" in title for title in watch.stages)
-    assert not any("'tad" in title for title in watch.stages)
 
 
 def test_trials_of_rounds_change_every_round(world: Path, tmp_path: Path) -> None:
@@ -490,52 +434,3 @@ def test_a_study_that_is_killed_again_and_again_comes_to_the_same_numbers(
         process.wait()
     subprocess.run(words, check=True, capture_output=True)
     assert_same_answers(out, done[0])
-
-
-# Several processes
-
-
-_WORK = """
-import sys, yaml
-from tad.config import parse_recipe
-from tad.evaluation.study import Study, StudyRecipe
-study = Study(parse_recipe(StudyRecipe, yaml.safe_load(open(sys.argv[1]))), sys.argv[2])
-print(study.run())
-"""
-
-
-@pytest.mark.parametrize(
-    ("make", "whole"), [(study_recipe, "done"), pytest.param(rounds_recipe, "rounds", marks=pytest.mark.slow)]
-)
-def test_two_processes_share_a_study_and_do_nothing_twice(
-    world: Path, tmp_path: Path, make: Callable, whole: str, request: pytest.FixtureRequest
-) -> None:
-    done = request.getfixturevalue(whole)
-    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    recipe.write_text(yaml.safe_dump(make(world).model_dump(mode="json"), sort_keys=False))
-    words = [sys.executable, "-c", _WORK, str(recipe), str(out)]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=300)[0].split()[-1] for process in both] == ["True", "True"]
-
-    def names(folder: Path, kind: str) -> list[str]:
-        return sorted(path.name.rpartition("-")[2] for path in (folder / kind).iterdir())
-
-    for kind in ("stores", "students", "answers"):
-        assert names(out, kind) == names(done[0], kind)
-    trained = [json.loads(path.read_text())["calls"] for path in (out / "students").glob("*/run.json")]
-    assert all(len(calls) == 1 for calls in trained)
-    for path in (out / "tables").iterdir():
-        if path.suffix in (".md", ".csv"):
-            assert path.read_text() == (done[0] / "tables" / path.name).read_text()
-
-
-def test_a_cell_that_another_process_has_taken_is_left_to_it(world: Path, tmp_path: Path) -> None:
-    study, watch = Study(study_recipe(world), tmp_path), Listener(stop_after=3)
-    cell = study.cell("base", None)
-    assert cell is not None
-    with study._claim(cell) as mine:
-        assert mine
-        other = Study(study_recipe(world), tmp_path, watch)
-        assert not other.run(["base", "tad"], tables=False)
-    assert not (tmp_path / "answers").exists() or not list((tmp_path / "answers").glob("base-*"))
-    assert Study(study_recipe(world), tmp_path).run(["base"], tables=False)

@@ -12,7 +12,7 @@ from tad.errors import TadError
 from tad.evaluation import Speed, TimedMethod, list_tasks, measure_speeds
 from tad.evaluation import throughput as module
 from tad.evaluation.questions import Item, Questions
-from tad.evaluation.tables import show_speeds
+from tad.evaluation.throughput import show_speeds
 from tad.models import LM
 from tad.trajectories.privileged import plain_ids
 

@@ -48,7 +48,7 @@ def throughput(
     from tad.evaluation.labels import path_name
     from tad.evaluation.questions import Questions
     from tad.evaluation.sweep import FIRST
-    from tad.evaluation.tables import show_speeds
+    from tad.evaluation.throughput import show_speeds
     from tad.models import find_defaults
     from tad.training.record import describe_machine
 

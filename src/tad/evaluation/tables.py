@@ -12,7 +12,6 @@ from typing import Any
 
 from tad.evaluation.analysis import MEAN, POOLED, Estimate, ResultRow, ResultTable, ScopeResult
 from tad.evaluation.sweep import FIRST
-from tad.evaluation.throughput import Speed
 from tad.files import create_folder, write_json, write_whole
 
 SMALL = 200  # problems of a task; a number on fewer is marked on the page
@@ -427,34 +426,3 @@ def write_table(table: ResultTable, folder: Path) -> None:
     write_whole(folder / f"{table.name}.md", as_markdown(table))
     write_whole(folder / f"{table.name}.csv", as_csv(table))
     write_json(folder / f"{table.name}.json", asdict(table))
-
-
-# Speeds
-
-
-def show_speeds(speeds: Sequence[Speed], base: str | None = None) -> str:
-    """A line per batch size and method; rates over that of the method `base` and of the first one, at the same batch size."""
-    head = ("method", "batch", "rows", "accuracy %", "TPF", "tokens/s", "spread", "x base", "x first", "tokens/s all",
-            "ms per call", "peak GiB")  # fmt: skip
-    rows = [head]
-    for speed in speeds:
-        beside = {one.method: one.tokens_per_second for one in speeds if one.batch == speed.batch}
-        over_base = f"{speed.tokens_per_second / beside[base]:.2f}" if base in beside else "-"
-        low, high = speed.spread
-        rows.append(
-            (
-                speed.method,
-                f"{speed.batch}",
-                f"{speed.rows}",
-                "-" if speed.accuracy is None else f"{speed.accuracy:.1f}",
-                f"{speed.tpf:.2f}",
-                f"{speed.tokens_per_second:.1f}",
-                f"{low:.1f} to {high:.1f}",
-                over_base,
-                f"{speed.tokens_per_second / beside[speeds[0].method]:.2f}",
-                f"{speed.tokens_all_per_second:.1f}",
-                f"{speed.milliseconds_per_call:.2f}",
-                "-" if speed.memory is None else f"{speed.memory / 2**30:.2f}",
-            )
-        )
-    return align(rows)

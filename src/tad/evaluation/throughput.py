@@ -17,6 +17,7 @@ import torch
 from tad.decoding import Decoded, Decoder, decode
 from tad.errors import TadError
 from tad.evaluation.questions import Item
+from tad.evaluation.tables import align
 from tad.models import LM
 from tad.trajectories.privileged import plain_ids
 
@@ -152,3 +153,31 @@ def _count_correct(lm: LM, items: Sequence[Item], rows: Sequence[Decoded]) -> in
         return sum(verdict.correct is True for verdict in items[0].task.grade_many(pairs))
     except TadError:
         return None
+
+
+def show_speeds(speeds: Sequence[Speed], base: str | None = None) -> str:
+    """A line per batch size and method; rates over that of the method `base` and of the first one, at the same batch size."""
+    head = ("method", "batch", "rows", "accuracy %", "TPF", "tokens/s", "spread", "x base", "x first", "tokens/s all",
+            "ms per call", "peak GiB")  # fmt: skip
+    rows = [head]
+    for speed in speeds:
+        beside = {one.method: one.tokens_per_second for one in speeds if one.batch == speed.batch}
+        over_base = f"{speed.tokens_per_second / beside[base]:.2f}" if base in beside else "-"
+        low, high = speed.spread
+        rows.append(
+            (
+                speed.method,
+                f"{speed.batch}",
+                f"{speed.rows}",
+                "-" if speed.accuracy is None else f"{speed.accuracy:.1f}",
+                f"{speed.tpf:.2f}",
+                f"{speed.tokens_per_second:.1f}",
+                f"{low:.1f} to {high:.1f}",
+                over_base,
+                f"{speed.tokens_per_second / beside[speeds[0].method]:.2f}",
+                f"{speed.tokens_all_per_second:.1f}",
+                f"{speed.milliseconds_per_call:.2f}",
+                "-" if speed.memory is None else f"{speed.memory / 2**30:.2f}",
+            )
+        )
+    return align(rows)

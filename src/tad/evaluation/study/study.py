@@ -7,8 +7,8 @@
     OUT/study.json              recipe, base and calls
 
 What a HASH is made of is in `cells`. Several processes may work on a study at once: each takes the next cell that nobody
-works on, and leaves those for later whose store or student another one is making. Locks are the operating system's, so a process that
-dies leaves its cell to the others.
+works on, and leaves those for later whose store or student another one is making. Locks are the operating system's, so a
+process that dies leaves its cell to the others.
 """
 
 from __future__ import annotations
