@@ -76,8 +76,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if cos.shape[-1] < x.shape[-1]:
         turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
         return torch.cat((rotate(turned, cos, sin), rest), dim=-1)
-    wide = x.to(cos.dtype)
-    return (wide * cos + wide.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
 
 
 def take(values: Tensor, positions: Tensor) -> Tensor:
