@@ -21,9 +21,9 @@ from tad.cli import app
 from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import load
-from tad.tasks import get_task
+from tad.tasks import Verdict, get_task
 from tad.trajectories import collect
-from tad.trajectories.collect import Collector, CollectProgress, Nobody
+from tad.trajectories.collect import Collector, CollectProgress, Nobody, _by_majority
 from tad.trajectories.mix import list_examples
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig, roll_out
@@ -260,11 +260,15 @@ def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path
         values(world, reference="majority", votes=3, shard_size=EXAMPLES),
     )
     collector = Collector(lm, recipe)
-    said = iter(vote for vote in ("#### 7", "#### 8", "#### 7") for _ in range(EXAMPLES))
+    said = iter(vote for vote in ("so #### 8", "3 + 4 #### 7", "#### 7") for _ in range(EXAMPLES))
     collector.lm.decode = lambda ids, skip_special=True: next(said)  # type: ignore[method-assign]
     items = collector._with_majority(collector.items)
-    assert [item.reference for item in items] == ["7"] * EXAMPLES
-    assert {item.origin for item in items} == {"majority"}
+    assert {(item.reference, item.voted, item.origin) for item in items} == {
+        ("3 + 4 #### 7", "7", "majority")
+    }
+    right, other = (_by_majority(items[0], Verdict(True, "", extracted)).correct for extracted in ("7", "8"))
+    assert right
+    assert not other
 
 
 @pytest.mark.parametrize(

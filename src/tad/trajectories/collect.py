@@ -314,8 +314,10 @@ class Collector:
         return verdicts
 
     def _with_majority(self, items: list[Item]) -> list[Item]:
-        """Replace each reference by the most common final answer of unprivileged samples. The gold is not looked at."""
-        votes: list[list[str]] = [[] for _ in items]
+        """Replace each reference by an unprivileged sample that has the samples' most common answer. The gold is not looked at.
+
+        The whole text, as of a gold reference: a model need not know what to do with a bare answer."""
+        votes: list[dict[str, list[str]]] = [{} for _ in items]  # answer -> texts that end with it
         config = RolloutConfig(block=self.recipe.block, temperature=self.recipe.vote_temperature)
         asked = [next(self.requests(item)) for item in items]
         able = [i for i, request in enumerate(asked) if len(request.plain) <= self._room]
@@ -326,16 +328,16 @@ class Collector:
                 tried.append(replace(asked[i], seed=seed))
             rolled = self._roll(tried, config, [request.plain for request in tried])
             for i, request, rollout in zip(able, tried, rolled, strict=True):
+                text = read_text(self.lm, request.item, rollout.tokens)
                 # Only what was extracted is used: whether it is right stays unknown to the vote.
-                verdict = request.item.task.grade(
-                    request.item.example, read_text(self.lm, request.item, rollout.tokens)
-                )
+                verdict = request.item.task.grade(request.item.example, text)
                 if verdict.extracted is not None:
-                    votes[i].append(verdict.extracted)
+                    votes[i].setdefault(verdict.extracted, []).append(text)
         chosen = []
         for item, cast in zip(items, votes, strict=True):
-            answer = Counter(sorted(cast)).most_common(1)[0][0] if cast else ""
-            chosen.append(replace(item, reference=answer, origin="majority"))
+            voted = max(sorted(cast), key=lambda answer: len(cast[answer]), default=None)
+            text = "" if voted is None else cast[voted][0]
+            chosen.append(replace(item, reference=text, origin="majority", voted=voted))
         return chosen
 
 
@@ -419,7 +421,7 @@ def fill(
 
 def _by_majority(item: Item, verdict: Verdict) -> Verdict:
     """Agreement with the majority answer takes the place of the gold."""
-    agrees = bool(item.reference) and verdict.extracted == item.reference
+    agrees = item.voted is not None and verdict.extracted == item.voted
     return Verdict(
         agrees, "agrees with the majority" if agrees else "differs from the majority", verdict.extracted
     )

@@ -22,6 +22,7 @@ class Item:
     origin: str  # gold, majority, none
     graded: bool = True  # while collecting
     later: bool = False  # graded after collecting
+    voted: str | None = None  # the answer of the majority
 
 
 def mix_tasks(recipe: CollectRecipe) -> Iterator[Item]:

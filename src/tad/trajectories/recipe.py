@@ -64,7 +64,7 @@ class CollectRecipe(Recipe):
     compile: bool = False
     """Compile the layers first: a minute or so, then faster; for order 'teacher' only."""
     reference: Literal["gold", "majority", "where-needed"] = "gold"
-    """Where the teacher's reference comes from: the data, or the majority answer of unprivileged samples. `where-needed`
+    """Where the teacher's reference comes from: the data, or an unprivileged sample with the majority's answer. `where-needed`
     shows the data's only where rollouts without it are wrong; tasks that are not graded are always shown it."""
     attempts: Positive = 1
     """Rollouts without the reference before it is shown, for `where-needed`: the first as all, further ones sampled."""
