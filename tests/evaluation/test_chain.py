@@ -217,12 +217,12 @@ def test_an_adapter_that_is_there_is_evaluated_beside_the_others(
     for name in ("one-by-one,block=8", "tad,threshold=0.5,block=8"):
         mine = Results.open(tmp_path / "evaluation" / "ready" / name)
         theirs = Results.open(done[0] / "evaluation" / "speed" / name)
-        assert mine.meta.adapter == theirs.meta.adapter
+        assert mine.meta.adapter == theirs.meta.adapter is not None
         assert [row.ids for row in mine.rows()] == [row.ids for row in theirs.rows()]
     assert [row.method for row in chain.table().rows][-1] == "ready, tad"
 
 
-def test_the_base_comes_back_from_training_as_it_was(world: Path, tmp_path: Path) -> None:
+def test_the_base_comes_back_from_training_and_decoding_as_it_was(world: Path, tmp_path: Path) -> None:
     recipe = run_recipe(world)
     chain = Chain(recipe, tmp_path)
     chain.run(("collect", "window"))
@@ -231,10 +231,19 @@ def test_the_base_comes_back_from_training_as_it_was(world: Path, tmp_path: Path
     values = recipe.distill_recipe(
         "speed", str(chain.out / "trajectories"), {**recipe.students["speed"], "precision": "bf16"}
     )
-    pool.train(values, tmp_path / "student", Listener())
-    after = dict(pool.base().model.named_parameters())
-    assert set(before) == set(after)
-    assert all((before[name] == after[name]).all() for name in before)
+
+    def check() -> None:
+        after = dict(pool.base().model.named_parameters())
+        assert set(before) == set(after)
+        assert all((before[name] == after[name]).all() for name in before)
+
+    result = pool.train(values, tmp_path / "student", Listener())
+    check()
+    lm, identity = pool.decoded(result)
+    assert lm.peft is None  # the adapter is in the weights
+    assert identity.model == pool.fingerprint
+    assert identity.adapter is not None
+    check()
 
 
 def test_a_window_that_is_not_reached_is_said_with_its_stand_in() -> None:

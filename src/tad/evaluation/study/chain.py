@@ -136,11 +136,13 @@ class Chain:
         tasks, listener = self.recipe.evaluate.tasks, self.listener
         for name, source in self._models():
             with listener.stage(f"Evaluate '{name}' on {len(self.questions.items)} problems"):
-                lm = self.pool.base() if source is None else self.pool.trained(source)
+                lm, identity = self.pool.decoded(source)
                 settings = self.recipe.settings_of(name, self.pool.family)
                 recipe = self.recipe.eval_recipe(tasks, name=None if source is None else name)
                 report, stopping = listener.decoding, listener.stopping
-                run_settings(lm, recipe, self.sweep(name), settings, report, stopping, True, self.questions)
+                run_settings(
+                    lm, recipe, self.sweep(name), settings, report, stopping, True, self.questions, identity
+                )
                 if stopping():
                     raise Stopped
         write_table(self.table(), self.out / "tables")

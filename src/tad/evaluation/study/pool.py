@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tad.errors import TadError
+from tad.evaluation.run import Identity
 from tad.evaluation.study.costs import write_cost
 from tad.evaluation.study.listener import Listener, Stopped
 from tad.evaluation.study.recipe import WindowSection
-from tad.models import LM, find_defaults, load
+from tad.models import LM, find_defaults, load, lora
 from tad.models.checkpoint import Checkpoint
 from tad.models.source import locate
 from tad.training.checkpoints import checkpoints
@@ -58,10 +59,19 @@ class ModelPool:
         return self._lm
 
     def student(self, adapter: Path) -> LM:
-        """The base with an adapter from disk added to its weights: decoded at the base's speed."""
+        """The model with an adapter from disk."""
         lm = self.base()
-        lm.start_from(adapter)
-        lm.defaults = find_defaults(self.model, adapter)
+        lm.peft = lora.load_adapter(lm.model, lora.verify_adapter(adapter, lm.model, lm.family))
+        lm.model.to(self._precision).eval()
+        lm.adapter, lm.defaults = str(adapter), find_defaults(self.model, adapter)
+        return lm
+
+    def teacher(self, result: Path | None) -> LM:
+        """What rolls out: the base, or what a training has left, an adapter in the weights."""
+        if result is None or result.name == MODEL:
+            return self.base() if result is None else self.trained(result)
+        lm = self.base()
+        lm.start_from(result)
         return lm
 
     def trained(self, result: Path) -> LM:
@@ -70,9 +80,13 @@ class ModelPool:
             return self.student(result)
         return load(result, device=self.device, dtype=self.dtype)
 
-    def teacher(self, result: Path | None) -> LM:
-        """What rolls out: the base, or what a training has left."""
-        return self.base() if result is None else self.trained(result)
+    def decoded(self, result: Path | None) -> tuple[LM, Identity]:
+        """What is evaluated, the base or what a training has left: an adapter in the weights, as `tad eval` has it, and whose
+        answers they are."""
+        lm = self.base() if result is None else self.trained(result)
+        identity = Identity.of(lm)
+        lm.merge()
+        return lm, identity
 
     # Stages of a chain or a study. Each goes on where it was stopped, and raises `Stopped` where it is stopped again.
 

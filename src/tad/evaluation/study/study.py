@@ -152,7 +152,7 @@ class Study(StudyPlan):
     def work_on(self, cell: Cell) -> None:
         """Whatever a cell still needs: its store, its training, its answers."""
         result = None if cell.source is None else self.train(cell)
-        lm = self.pool.base() if result is None else self.pool.trained(result)
+        lm, identity = self.pool.decoded(result)
         folder, began = self.answers_folder(cell), time.monotonic()
         missing = [one for one in self.hashes.settings(cell) if not is_whole(folder / one.name)]
         run_settings(
@@ -164,6 +164,7 @@ class Study(StudyPlan):
             self.listener.stopping,
             self._find_gradable(cell),
             self.hashes.questions(cell.tasks),
+            identity,
             slim=True,
         )
         if not all(is_whole(folder / one.name) for one in missing):
