@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 
 import pytest
 from live_server import Live, live, wait_until
@@ -99,6 +100,17 @@ def test_a_connection_that_asks_nothing_or_reads_nothing_is_closed(
     with connect(strict.port) as connection:
         behave(connection)
         assert is_closed_within(connection, 2.0)
+
+
+def test_a_connection_is_kept_for_longer_than_clients_keep_theirs(plain: LM) -> None:
+    """Client libraries use a connection again within 5 seconds: where the server has closed it, their request fails."""
+    with live(plain, Settings(head_seconds=8)) as server:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+        for pause in (5.5, 0):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+            time.sleep(pause)
+        connection.close()
 
 
 def test_silent_connections_over_the_limit_make_room_for_one_that_asks(plain: LM) -> None:

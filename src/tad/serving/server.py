@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import socket
 import time
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=math.ceil(self.settings.head_seconds),
                 # The engine is done by then: this is for clients to take their last bytes.
                 timeout_graceful_shutdown=int(self.settings.stall_seconds) + 1,
             )
