@@ -1,14 +1,10 @@
-"""The objective `tad`: near and distant are the paper's equations, and what the other partitions make of them."""
+"""The objective `tad`: near and distant are the paper's equations."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny_pair import (
     MASK,
     ROWS,
@@ -89,61 +85,3 @@ def test_end_filler_counts_only_when_asked_and_a_plain_teacher_sees_what_the_stu
     assert whole.terms["distant"].sum() > short.terms["distant"].sum()
     assert torch.equal(plain.teacher_ids, plain.student_ids)
     assert torch.equal(whole.teacher_ids[: len(row.privileged_ids)], row.privileged_ids)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 999),
-    step=st.integers(0, 11),
-    window=st.integers(1, 14),
-    softness=st.floats(0.05, 5),
-    curve=st.sampled_from(["logistic", "exponential"]),
-)
-def test_smooth_weights_share_each_mask_and_fall_with_the_steps(
-    seed: int, step: int, window: int, softness: float, curve: str
-) -> None:
-    objective = objective_of("tad", window=window, partition="smooth", softness=softness, curve=curve)
-    reveal = make_row(seed).reveal
-    near, distant = objective.weigh(reveal, step)
-    assert torch.allclose(near + distant, masked(reveal, step).float())
-    assert (near >= 0).all()
-    assert (distant >= 0).all()
-    order = reveal.argsort()
-    soon = near[order][masked(reveal, step)[order]]
-    assert (soon.diff() <= 1e-6).all()
-
-
-@pytest.mark.parametrize(
-    "limit", [{"partition": "smooth", "softness": 0.01}, {"partition": "adaptive", "floor": 0.0}], ids=str
-)
-def test_other_partitions_are_the_fixed_one_in_their_limit(limit: dict[str, Any]) -> None:
-    model = adapted()
-    objectives = [objective_of("tad", window=3, reduction="sum", **changes) for changes in ({}, limit)]
-    fixed, other = (float(loss_of(model, o, views_of(o, ROWS)).total.detach()) for o in objectives)
-    assert other == pytest.approx(fixed, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "costs"), [({}, True), ({"teacher": "plain", "reduction": "sum"}, False)]
-)
-def test_adaptive_keeps_near_what_the_base_model_already_believes(
-    changes: dict[str, Any], costs: bool
-) -> None:
-    """It costs a forward only where the teacher has another prompt."""
-    objective, model = objective_of("tad", window=5, partition="adaptive", floor=0.02, **changes), adapted()
-    assert objective.needs_base == costs
-    module = LossModule(model, objective)
-    view = objective.views(ROWS[2], 1, None)[0]
-    start, candidates = len(view.prompt), view.terms["near"] > 0
-    believed = logits_of(module, view.student_ids, teacher=True)[start:].softmax(-1)
-    own = believed.gather(1, view.labels[:, None])[:, 0]
-    near = candidates & (own >= objective.floor)
-    assert 0 < int(near.sum()) < int(candidates.sum())  # the floor matters here
-    parts = loss_of(model, objective, [view])
-    assert float(parts.stats["near/tokens"]) == int(near.sum())
-    assert float(parts.stats["distant/tokens"]) == int((view.noisy == MASK).sum()) - int(near.sum())
-    student = logits_of(module, view.student_ids)[start:]
-    wanted = F.cross_entropy(
-        student[near], view.labels[near], reduction="sum" if objective.reduction == "sum" else "mean"
-    )
-    assert float(parts.terms["near"]) == pytest.approx(float(wanted.detach()), rel=1e-5)

@@ -237,7 +237,7 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
     frozen = torch.bfloat16 if bf16 else torch.float32
     teacher = None
     if recipe.full:
-        if objective.needs_teacher or objective.needs_base:
+        if objective.needs_teacher:
             teacher = copy.deepcopy(lm.model).to(frozen)
         lm.model.float().requires_grad_(True)
     else:

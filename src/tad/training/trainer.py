@@ -117,7 +117,7 @@ class LossTrainer(Trainer):
                 counted[name] += value
             self.sums["positions"] += batch.positions
             self.sums["tokens"] += batch.tokens
-            self.sums["fed"] += self.objective.tokens_fed(batch)
+            self.sums["fed"] += batch.tokens
         self.totals = self.over_processes(counted)
         if self.totals.get("near") == 0:
             raise TadError(

@@ -18,7 +18,6 @@ from tad.training.objectives.base import (
     TermTargets,
     TextObjective,
     View,
-    add_stats,
     averages,
 )
 from tad.training.objectives.block_diffusion import BlockDiffusion, FastDLLMv2, LLaDA2, Sdar
@@ -56,7 +55,6 @@ __all__ = [
     "TextObjective",
     "View",
     "adapters_off",
-    "add_stats",
     "averages",
     "check_settings",
     "get_objective",

@@ -155,11 +155,6 @@ class Objective(ABC):
         """Whether the teacher's forward is run. The same for every batch, which sharded models depend on."""
         return False
 
-    @property
-    def needs_base(self) -> bool:
-        """Whether one more forward without gradient is run: the base model with the plain prompt."""
-        return False
-
     def limit_to_block(
         self, hidden: Tensor, prompts: Sequence[Tensor | None], block_causal: int | None
     ) -> tuple[Tensor, int]:
@@ -224,10 +219,6 @@ class Objective(ABC):
         terms = {name: _targets(name, views, shift, student, teacher) for name in names}
         answer_tokens = sum(view.answer_tokens for view in views)
         return Batch(student, teacher, terms, tuple(view.row for view in views), answer_tokens)
-
-    def tokens_fed(self, batch: Batch) -> int:
-        """Tokens that all models together are fed for a batch: what it costs."""
-        return batch.tokens + (batch.student.tokens if self.needs_base else 0)
 
 
 @dataclass(frozen=True)
@@ -342,15 +333,6 @@ def stats_of(name: str, rows: RowLosses, counted: Tensor | None = None) -> dict[
     columns = {"confidence": rows.confidence, "entropy": rows.entropy, "right": rows.right}
     sums = {f"{name}/{what}": (column * counted).sum().detach() for what, column in columns.items()}
     return {f"{name}/tokens": counted.sum(), **sums}
-
-
-def add_stats(*all_stats: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums by name."""
-    total: dict[str, Tensor] = {}
-    for stats in all_stats:
-        for name, value in stats.items():
-            total[name] = total[name] + value if name in total else value
-    return total
 
 
 def averages(stats: Mapping[str, float]) -> dict[str, float]:

@@ -51,7 +51,7 @@ class LossModule(nn.Module):
             layer._cast_input_dtype = partial(_cast_outside_autocast, layer._cast_input_dtype)
         if teacher is not None:
             teacher.requires_grad_(False).eval()
-        elif (objective.needs_teacher or objective.needs_base) and not _adapted(student):
+        elif objective.needs_teacher and not _adapted(student):
             raise TadError(
                 f"objective '{objective.name}' needs a teacher: train adapters (the model without them is the teacher),"
                 " or keep a frozen copy of the model beside it"
@@ -65,18 +65,15 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """The teacher goes first: what its forward needs is free again before the student's activations are kept."""
-        taught = base = None
-        if self.objective.needs_teacher or self.objective.needs_base:
+        taught = None
+        if self.objective.needs_teacher:
+            assert batch.teacher is not None
             with torch.no_grad(), self._as_teacher() as model:
-                if self.objective.needs_teacher:
-                    assert batch.teacher is not None
-                    taught = self._see(model, batch.teacher)
-                if self.objective.needs_base:
-                    base = self._see(model, batch.student, full=True)
+                taught = self._see(model, batch.teacher)
         guide = Head(*map(_detach, head_of(self.teacher or self.student)))
         student = plain_model(self.student)
         hidden = self._see(student, batch.student)
-        outputs = ModelOutputs(hidden, taught, base, head_of(student), guide, self.chunk)
+        outputs = ModelOutputs(hidden, taught, head_of(student), guide, self.chunk)
         return self.objective.loss(outputs, batch, totals)
 
     @contextmanager
@@ -87,9 +84,9 @@ class LossModule(nn.Module):
             with adapters_off(self.student):
                 yield plain_model(self.student)
 
-    def _see(self, model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) -> Tensor:
+    def _see(self, model: MaskedDiffusionModel, padded: PaddedIds) -> Tensor:
         """Hidden states, flattened to [views * width, width of the model]."""
-        mask, positions = mask_of(model, padded, full), positions_of(padded)
+        mask, positions = mask_of(model, padded), positions_of(padded)
         hidden = model(padded.ids, position_ids=positions, mask=mask, head=False).hidden
         assert hidden is not None
         return hidden.flatten(0, 1)
@@ -101,7 +98,6 @@ class ModelOutputs:
 
     hidden: Tensor
     taught: Tensor | None
-    base: Tensor | None
     head: Head
     guide: Head  # the teacher's head
     chunk: int | None
@@ -125,17 +121,6 @@ class ModelOutputs:
             self.chunk,
         )
 
-    def base_confidence(self, targets: TermTargets) -> Tensor:
-        """[n]: the probability of the labels under the base model with the plain prompt. No gradient."""
-        # Without a forward of its own, the base with the plain prompt is the teacher itself.
-        source, at = (
-            (self.taught, targets.teacher_index) if self.base is None else (self.base, targets.student_index)
-        )
-        assert source is not None
-        assert at is not None
-        with torch.no_grad():
-            return chunked_losses(source[at], self.guide, targets.labels, chunk=self.chunk).confidence
-
 
 def positions_of(padded: PaddedIds) -> Tensor:
     """Position ids [1 or views, width]; clean copies count from 0 again."""
@@ -146,14 +131,14 @@ def positions_of(padded: PaddedIds) -> Tensor:
     return torch.where(columns < start, columns, columns - start)
 
 
-def mask_of(model: MaskedDiffusionModel, padded: PaddedIds, full: bool = False) -> AttentionMask:
+def mask_of(model: MaskedDiffusionModel, padded: PaddedIds) -> AttentionMask:
     """Padding is hidden by length. A batch without padding needs no mask, which is the fast path of attention."""
     positions = torch.arange(padded.ids.shape[1], device=padded.ids.device)
     real = positions < padded.lengths[:, None] if padded.padded else None
     if padded.clean_start is not None and padded.block is not None:
         blocks = block_index(positions_of(padded), 0, padded.block[:, None], "absolute")
         return AttentionMask.noisy_and_clean(blocks, positions < padded.clean_start[:, None], keys=real)
-    layout = None if full or padded.block is None else BlockLayout(padded.block[:, None])
+    layout = None if padded.block is None else BlockLayout(padded.block[:, None])
     return model.attention_mask(positions, padded.prompt_len[:, None], real, layout)
 
 
