@@ -1,7 +1,7 @@
 """One base model in memory, lent to stage after stage: collecting, measuring the window, training, decoding.
 
-The base is loaded once. Training puts an adapter into it and may round its copy of the weights; what comes back for the
-next stage is the base as it was loaded, which its fingerprint proves, or it is loaded again.
+Training puts an adapter into it and may round its copy of the weights, decoding adds the adapter to them. What comes back for
+the next stage is the base as it was loaded, which its fingerprint proves, or it is loaded again.
 """
 
 from __future__ import annotations

@@ -97,11 +97,11 @@ class Tad(Objective):
             # Rows that no loss uses are looked at for the log, without a gradient.
             with torch.no_grad() if kind == "none" else nullcontext():
                 rows = outputs.losses(targets, teacher=kind == "kl", tau=self.tau)
-            values = rows.kl if kind == "kl" else rows.cross_entropy
+            nothing = torch.zeros_like(rows.cross_entropy)
+            values = {"ce": rows.cross_entropy, "kl": rows.kl, "none": nothing}[kind]
             assert values is not None
-            weights = torch.zeros_like(targets.weights) if kind == "none" else targets.weights
             total = totals["views" if self.reduction == "sum" else name]
-            terms[name] = share((values * weights).sum(), total)
+            terms[name] = share((values * targets.weights).sum(), total)
             stats.update(stats_of(name, rows, targets.weights > 0))
         loss = terms["near"] + self.lambda_ * terms["distant"]
         return LossOutput(loss, {name: value.detach() for name, value in terms.items()}, stats)
