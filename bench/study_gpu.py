@@ -1,7 +1,7 @@
 """A study on a machine with a GPU and without a sandbox, within a time budget, in files small enough to carry.
 
-    python bench/study_gpu.py run study-nano-llada DEST --minutes 8 [--resume DEST] [--only main] [section.field=value ...]
-    python bench/study_gpu.py grade study-nano-llada DEST --out runs/study-nano-llada [--back BACK]  # where programs can run
+    python bench/study_gpu.py run study-nano-llada DEST [section.field=value ...] --minutes 8 [--resume DEST] [--only main]
+    python bench/study_gpu.py grade study-nano-llada DEST [the same] --out runs/study-nano-llada [--back BACK]  # where programs can run
     python bench/study_gpu.py run study-nano-llada DEST --tiny                            # a minute on a CPU
 
 `run` works in --work, by one process or several (--processes: small models leave a GPU idle most of the time); when the time
