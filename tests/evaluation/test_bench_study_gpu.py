@@ -255,4 +255,4 @@ def test_every_store_and_every_training_of_the_bundled_studies_works(
             trained.add(study.student_folder(cell))
     assert len(list((tmp_path / "study" / "stores").iterdir())) == len(recipe.stores)
     assert all((folder / "adapter").is_dir() for folder in trained)
-    assert len(trained) == 58
+    assert len(trained) == 56
