@@ -205,12 +205,12 @@ def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool)
     block = int(store.meta.recipe.get("block", 32))
     canvas = Canvas(len(row.tokens), block, spell, tuple(store.meta.ends), title=row.id)
     console = Console()
-    order = sorted(range(len(row.reveal)), key=lambda i: row.reveal[i])
+    revealed = [i for i, step in enumerate(row.reveal) if step <= row.n_real]
     if lm is not None:
         console.print(lm.decode(row.plain_ids), style="dim", markup=False, highlight=False)
 
     def steps() -> Any:
-        for position in order[: row.n_real]:
+        for position in sorted(revealed, key=lambda i: row.reveal[i]):
             sure = float(row.teacher_confidence[position])
             created = position // block + 1
             yield Step(0, row.reveal[position], [position], [row.tokens[position]], [sure], 0, created)

@@ -45,14 +45,16 @@ class CollectRecipe(Recipe):
     """Show the teacher the reference; without it, teacher and student see the same prompt."""
     prompt: Literal["rollout", "system"] = "rollout"
     """Where the reference stands: in the user turn with an instruction, or in a system turn."""
-    order: Literal["teacher", "student", "student-max", "left-to-right", "random"] = "teacher"
+    order: Literal["teacher", "student", "student-max", "left-to-right", "random", "parallel"] = "teacher"
     """Whose certainty decides the position: the teacher's (the paper); the student's in the teacher's token, or in any token
-    (`student-max`); or none."""
+    (`student-max`); or none. `parallel` reveals several tokens per step, as decoder `tad-leftmost` does at `threshold`."""
     tokens: Literal["teacher", "reference"] = "teacher"
     """What is written: the teacher's token, or the reference solution's."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Where the teacher is less sure than this at the chosen position, take its own best position."""
+    threshold: Annotated[float, Field(ge=0)] = 0.1
+    """For order `parallel`: masks of a lower entropy are revealed, and the leftmost."""
     samples: Positive = 1
     """Rollouts per example; more than one needs a temperature."""
     stop_at_end: bool = True
@@ -96,7 +98,7 @@ class CollectRecipe(Recipe):
         values = self.model_dump(mode="json")
         for name in ("model", "adapter", "device", "data_dir", "batch_size", "compile"):
             values.pop(name)
-        for name, usual in (("part", None), ("attempts", 1)):  # as in stores made before there was a choice
+        for name, usual in (("part", None), ("attempts", 1), ("threshold", 0.1)):  # as in stores made before there was a choice
             if values[name] == usual:
                 del values[name]
         for task in values["tasks"]:

@@ -1,16 +1,17 @@
-"""Rollouts: one token per step, the tokens from one source and the order from another.
+"""Rollouts: one token per step, the tokens from one source and the order from another; or several, as in decoding.
 
 The paper's trajectory is the privileged teacher's token at the position where the teacher is surest. `order` and
 `tokens` separate the two choices: whose certainty decides *when* a position is revealed, and who decides *what* it
-becomes. Positions are taken from the current block only. An order is an unmasking strategy of `tad.decoding`, whose
-scheduler runs it. Token ids in, token ids out; no grading, no files.
+becomes. Positions are taken from the current block only. Order `parallel` is `tad-leftmost`: a step reveals every mask
+that the teacher is sure of, so that the states are those a student decodes through. An order is an unmasking strategy of
+`tad.decoding`, whose scheduler runs it. Token ids in, token ids out; no grading, no files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, where
 
@@ -19,13 +20,13 @@ from tad.decoding.cache_policy import BlockCache
 from tad.decoding.noise import uniform
 from tad.decoding.sampler import Samples
 from tad.decoding.schedule import BlockByBlock, Schedule
-from tad.decoding.unmasking import Candidates, Strategy, Top1, first_best
+from tad.decoding.unmasking import Candidates, EntropyThreshold, Strategy, Top1, first_best
 from tad.errors import TadError
 from tad.models import LM, BlockLayout
 
-Order = Literal["teacher", "student", "student-max", "left-to-right", "random"]
+Order = Literal["teacher", "student", "student-max", "left-to-right", "random", "parallel"]
 Tokens = Literal["teacher", "reference"]
-ORDERS: tuple[Order, ...] = ("teacher", "student", "student-max", "left-to-right", "random")
+ORDERS: tuple[Order, ...] = get_args(Order)
 NEEDS_STUDENT = ("student", "student-max")
 CPU_ROWS = 4  # rows side by side on a CPU: they keep the cores busy, and padding costs
 
@@ -63,14 +64,16 @@ class InOrder(Strategy):
 @dataclass(frozen=True)
 class RolloutConfig:
     """How a rollout goes. `floor`: where the teacher is less sure than this of the token at the chosen position, its
-    own surest position is taken instead (0 switches that off). `cache` makes the paper's order and left to right faster and
-    approximate: a whole forward at the beginning of a block, then the block alone."""
+    own surest position is taken instead (0 switches that off). `threshold`: the entropy below which order `parallel` reveals.
+    `cache` makes the paper's order and left to right faster and approximate: a whole forward at the beginning of a block,
+    then the block alone."""
 
     order: Order = "teacher"
     tokens: Tokens = "teacher"
     block: int = 32
     temperature: float = 0.0
     floor: float = 0.0
+    threshold: float = 0.1
     stop_at_end: bool = True
     cache: str = "none"
 
@@ -88,6 +91,10 @@ class RolloutConfig:
             raise TadError(
                 "tokens 'reference' runs no teacher: it needs another order, floor 0 and temperature 0"
             )
+        if self.order == "parallel" and (self.tokens == "reference" or self.floor > 0 or self.cache != "none"):
+            raise TadError(
+                "order 'parallel' is how the teacher decodes: it needs tokens 'teacher', floor 0, cache 'none'"
+            )
         if self.block < 1 or length % self.block:
             raise TadError(f"gen_length {length} is not a multiple of the block length {self.block}")
 
@@ -100,10 +107,11 @@ class RolloutConfig:
             rule = Top1()
         elif self.order == "left-to-right" and not self.floor and self.cache == "none":
             rule, block = Top1(), 1  # the head runs at the next position alone
+        elif self.order == "parallel":
+            rule = EntropyThreshold(self.threshold, keep="leftmost")
+        name = "tad-leftmost" if self.order == "parallel" else "one-by-one"
         stop = "end" if self.stop_at_end else "off"
-        found = get_decoder(
-            "one-by-one", block=block, cache=self.cache, temperature=self.temperature, stop=stop
-        )
+        found = get_decoder(name, block=block, cache=self.cache, temperature=self.temperature, stop=stop)
         schedule: Schedule = found.schedule
         cache = found.cache
         if layout is not None and layout.grid == "absolute":
