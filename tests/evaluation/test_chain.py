@@ -163,6 +163,22 @@ def test_rounds_are_students_of_students(world: Path, tmp_path: Path) -> None:
     assert sum("trained before" in line for line in watch.lines) == 4
 
 
+def test_the_last_round_may_collect_and_train_in_another_way(world: Path, tmp_path: Path) -> None:
+    students = {"ltr": {"objective": {"name": "tad", "window": "quality"}}}
+    last = {"collect": {"order": "parallel", "threshold": 2.0}, "distill": {"objective": {"window": 2}}}
+    recipe = run_recipe(world, rounds=2, split_prompts=True, last_round=last).model_copy(
+        update={"students": students}
+    )
+    assert Chain(recipe, tmp_path).run(("collect", "window", "distill"))
+    for number, order, window in ((1, "teacher", "quality"), (2, "parallel", 2)):
+        store = "trajectories" if number == 1 else "trajectories-ltr-round2"
+        assert TrajectoryStore.open(tmp_path / store).meta.recipe["order"] == order
+        trained = read_record(tmp_path / "students" / f"ltr-round{number}")["recipe"]
+        assert trained["objective"]["window"] == window
+    with pytest.raises(TadError, match="thresold"):
+        Chain(run_recipe(world, last_round={"collect": {"thresold": 1}}), tmp_path / "other")
+
+
 def test_stages_in_the_wrong_order_say_which_one_is_missing(world: Path, tmp_path: Path) -> None:
     chain = Chain(run_recipe(world), tmp_path)
     with pytest.raises(TadError, match="'collect'"):

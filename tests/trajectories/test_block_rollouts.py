@@ -6,6 +6,7 @@ import pytest
 
 from golden_lm import golden_lm, golden_meta
 from tad.decoding import decode
+from tad.decoding.unmasking import EntropyThreshold
 from tad.trajectories.rollout import RolloutConfig, roll_out
 
 LENGTH = 32
@@ -24,6 +25,18 @@ def test_positions_are_revealed_one_by_one_in_the_models_blocks(folder: str, ord
         assert blocks == sorted(blocks)
         assert lm.tokens.mask not in row.tokens
         assert (row.reveal == sorted(row.reveal)) == (order == "left-to-right")
+
+
+def test_the_parallel_order_is_the_same_rule_block_by_block() -> None:
+    lm, prompts = golden_lm("sdar"), golden_meta("sdar")["prompts"]
+    config = RolloutConfig(order="parallel", threshold=3.0, stop_at_end=False)
+    rows = roll_out(lm, prompts, prompts, LENGTH, config)
+    wanted = decode(
+        lm, prompts, "sdar", LENGTH, rule=EntropyThreshold(3.0, keep="leftmost"), store=False, stop="off"
+    )
+    assert [row.tokens for row in rows] == [row.tokens for row in wanted]
+    assert [row.n_real for row in rows] == [len({*row.steps}) for row in wanted]
+    assert any(row.n_real < LENGTH for row in rows)
 
 
 def test_the_teachers_order_is_the_surest_token_first() -> None:

@@ -15,6 +15,7 @@ from tad.trajectories.partition import state
 from tad.trajectories.rollout import ORDERS, Rollout, RolloutConfig, roll_out
 
 LENGTH, BLOCK = 32, 16
+ONE_BY_ONE = [order for order in ORDERS if order != "parallel"]
 
 
 def roll(lm: LM, privileged, plain, **config) -> list[Rollout]:
@@ -68,6 +69,7 @@ def test_the_papers_order_is_the_one_by_one_decoder_on_the_privileged_prompt(
         {"order": "left-to-right"},
         {"order": "left-to-right", "floor": 0.5},
         {"order": "student"},
+        {"order": "parallel", "threshold": 3.0},
     ],
 )
 def test_rollouts_by_the_graph_engine_are_the_same(lm, privileged, plain, config) -> None:
@@ -104,7 +106,7 @@ def test_a_separate_student_scores_with_its_own_weights(lm, privileged, plain) -
                 assert abs(told[position] - p) < 1e-5
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ONE_BY_ONE)
 def test_replaying_gives_the_recorded_token_at_each_recorded_step(lm, privileged, plain, order: str) -> None:
     for row, rollout in enumerate(roll(lm, privileged, plain, order=order)[:3]):
         tokens, reveal = torch.tensor(rollout.tokens), torch.tensor(rollout.reveal)
@@ -116,6 +118,29 @@ def test_replaying_gives_the_recorded_token_at_each_recorded_step(lm, privileged
             teacher[:, lm.tokens.mask] = 0
             assert rollout.tokens[position] == teacher[position].argmax()
             assert abs(rollout.teacher[position] - teacher[position].max()) < 1e-5
+
+
+def test_the_parallel_order_is_the_decoder_of_that_rule_on_the_privileged_prompt(
+    lm, privileged, plain
+) -> None:
+    several = False
+    for threshold in (2.0, 3.0):
+        rollouts = roll(lm, privileged, plain, order="parallel", threshold=threshold)
+        decoded = decode(lm, privileged, "tad-leftmost", LENGTH, block=BLOCK, threshold=threshold)
+        for row, (rollout, wanted) in enumerate(zip(rollouts, decoded, strict=True)):
+            assert rollout.tokens == wanted.tokens
+            assert rollout.n_real == len({*wanted.steps} - {0})
+            assert [r if r <= rollout.n_real else 0 for r in rollout.reveal] == wanted.steps
+            tokens, reveal = torch.tensor(rollout.tokens), torch.tensor(rollout.reveal)
+            for step in range(1, rollout.n_real + 1):
+                canvas = state(tokens, reveal, step - 1, lm.tokens.mask).tolist()
+                teacher = predictions(lm, privileged[row], canvas)
+                teacher[:, lm.tokens.mask] = 0
+                now = [i for i, at in enumerate(rollout.reveal) if at == step]
+                several |= len(now) > 2
+                assert canvas.index(lm.tokens.mask) in now
+                assert [rollout.tokens[i] for i in now] == teacher[now].argmax(-1).tolist()
+    assert several
 
 
 @pytest.mark.parametrize("order", ["student", "student-max"])

@@ -98,9 +98,9 @@ class CollectRecipe(Recipe):
         values = self.model_dump(mode="json")
         for name in ("model", "adapter", "device", "data_dir", "batch_size", "compile"):
             values.pop(name)
-        for name, usual in (("part", None), ("attempts", 1), ("threshold", 0.1)):  # as in stores made before there was a choice
-            if values[name] == usual:
-                del values[name]
+        usual = {"part": None, "attempts": 1, "threshold": 0.1}  # as in stores made before there was a choice
+        for name in [name for name, value in usual.items() if values[name] == value]:
+            del values[name]
         for task in values["tasks"]:
             if task["graded"] == "later":  # once it is graded, nothing tells when
                 task["graded"] = True

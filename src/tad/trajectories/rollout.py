@@ -91,7 +91,9 @@ class RolloutConfig:
             raise TadError(
                 "tokens 'reference' runs no teacher: it needs another order, floor 0 and temperature 0"
             )
-        if self.order == "parallel" and (self.tokens == "reference" or self.floor > 0 or self.cache != "none"):
+        if self.order == "parallel" and (
+            self.tokens == "reference" or self.floor > 0 or self.cache != "none"
+        ):
             raise TadError(
                 "order 'parallel' is how the teacher decodes: it needs tokens 'teacher', floor 0, cache 'none'"
             )

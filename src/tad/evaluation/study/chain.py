@@ -63,7 +63,9 @@ class Chain:
                 self.listener.say(few)
         if "collect" in stages:
             asked = [item.example for item in self.questions.items]
-            self.recipe.check_overlap(self.recipe.collect_recipe(), asked)
+            last = self.recipe.last_round.collect
+            for changes in ({}, last) if "tasks" in last else ({},):
+                self.recipe.check_overlap(self.recipe.collect_recipe(changes), asked)
         create_folder(self.out)
         with writing(self.out):
             self._check_window()
@@ -111,7 +113,7 @@ class Chain:
 
     def _collect(self, trainings: Sequence[Training]) -> None:
         for store, one in _by_store(trainings).items():
-            recipe = self.recipe.collect_recipe(part=one.part)
+            recipe = self.recipe.collect_recipe(one.collect, one.part)
             self.pool.collect(recipe, self.out / store, self._made(one.before), self.listener)
 
     def _window(self, trainings: Sequence[Training]) -> None:

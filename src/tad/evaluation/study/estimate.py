@@ -51,7 +51,7 @@ def estimate_run(recipe: RunRecipe) -> list[StageEstimate]:
         return []
     found: list[StageEstimate] = []
     for one in recipe.trainings():
-        collect = recipe.collect_recipe(part=one.part)
+        collect = recipe.collect_recipe(one.collect, one.part)
         stage = "collect" if one.before is None else f"collect '{one.name}'"
         if all(known.stage != stage for known in found):
             found.append(estimate_collect(recipe, stage, collect, rates))

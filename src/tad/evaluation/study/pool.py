@@ -94,7 +94,8 @@ class ModelPool:
         """Fill a store, and say what it cost. `teacher`: what the training has left that rolls out; None: the base."""
         who = "the privileged teacher" if teacher is None else f"'{teacher.parent.name}'"
         tasks = ", ".join(task.name for task in recipe.tasks)
-        with listener.stage(f"Collect: {who} on {tasks}, one token per step"):
+        pace = "several tokens" if recipe.order == "parallel" else "one token"
+        with listener.stage(f"Collect: {who} on {tasks}, {pace} per step"):
             store = collect_here(recipe, out, self.teacher(teacher), listener)
             if store.missing():
                 raise Stopped

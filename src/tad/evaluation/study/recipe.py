@@ -187,6 +187,16 @@ class Training:
     part: tuple[int, int] | None  # of the prompts
     store: str  # a directory's name; the students of the first round share theirs
     before: Training | None
+    collect: Values  # what is special about its collection
+
+
+class RoundSection(Recipe):
+    """What a round does in another way than the others."""
+
+    collect: Values = Field(default_factory=dict)
+    """Fields of `collect`, such as `order: parallel`."""
+    distill: Values = Field(default_factory=dict)
+    """Fields of `distill`, laid over every student's."""
 
 
 class RunRecipe(ModelRecipe):
@@ -196,7 +206,8 @@ class RunRecipe(ModelRecipe):
     """How often a student is made: from the second round on the last student rolls out, is trained on and is its teacher."""
     split_prompts: bool = False
     """Whether every round has its own part of the prompts, so that all rounds together roll out as often as one."""
-
+    last_round: RoundSection = RoundSection()
+    """What the last round does in another way."""
     students: dict[str, Values] = Field(min_length=1)
     """Name -> fields of `distill` laid over the shared ones; another `objective.name` replaces the whole objective."""
     adapters: dict[str, str] = Field(default_factory=dict)
@@ -223,9 +234,10 @@ class RunRecipe(ModelRecipe):
 
     def check(self) -> None:
         """Parse every section now, so that nothing is refused after an hour."""
-        self.check_problems({})
-        for name, values in self.students.items():
-            self.distill_recipe(name, "store", values)
+        self.check_problems({}, self.last_round.collect)
+        for one in self.trainings():
+            self.collect_recipe(one.collect, one.part)
+            self.distill_recipe(one.name, "store", one.values)
         self.eval_recipe(self.evaluate.tasks)
 
     def trainings(self) -> list[Training]:
@@ -234,10 +246,12 @@ class RunRecipe(ModelRecipe):
         for number in range(1, self.rounds + 1):
             before: Sequence[Training | None] = found[-len(self.students) :] or [None] * len(self.students)
             part = (number, self.rounds) if self.split_prompts else None
+            own = self.last_round if number == self.rounds else RoundSection()
             for (student, values), last in zip(self.students.items(), before, strict=True):
                 name = student if self.rounds == 1 else f"{student}-round{number}"
                 store = "trajectories" if last is None else f"trajectories-{name}"
-                found.append(Training(name, values, number, part, store, last))
+                values = lay_over(values, own.distill)
+                found.append(Training(name, values, number, part, store, last, own.collect))
         return found
 
     def settings_of(self, model: str, family: str) -> list[Setting]:
