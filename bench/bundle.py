@@ -2,7 +2,7 @@
 
     python bench/bundle.py base EVAL STORE RUN [RUN ...] MODEL                   # README.md of a base trained with `tad pretrain`
     python bench/bundle.py students study-nano-llada runs/study [--seed 0]       # src/tad/bundled/BASE-quality and BASE-speed
-    python bench/bundle.py students study-rounds-nano-llada runs/rounds tuning=null    # src/tad/bundled/BASE-ltr; also study-blocks
+    python bench/bundle.py students study-rounds-nano-llada runs/rounds                # src/tad/bundled/BASE-ltr; also study-blocks
     python bench/bundle.py decoder BASE-ltr EVAL RUN [RUN ...]                   # its default: the fastest RUN near EVAL, the base's
 
 EVAL is a run of `tad eval` (one token per forward), STORE one of `tad collect keep=all` with its window measured: accuracy without
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -43,7 +44,7 @@ DECAY_AT = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
 LEVELS = ("1", "2", "3", "4", "5")
 STUDENTS = {
     "study-nano": {"tad-quality": "quality", "tad-speed": "speed"},
-    "study-rounds": {"ltr/round=4": "ltr"},
+    "study-rounds": {"ltr-parallel": "ltr"},
     "study-blocks": {"ltr-rounds/round=4": "ltr"},
 }
 # What a base is, and whose released layout it has.
@@ -249,8 +250,11 @@ def student_card(
             "left-to-right student",
             f", the nearest to that of rank {4 * recipe['adapter']['rank']}",
         )
-        training = f"""Four rounds from left to right, each with its own quarter of the prompts, the reference only where needed and the last
-student as teacher: {call["steps"]} steps of {batch} states a round, rate {rate:g}, seed {recipe["seed"]}; the last on {call["trajectories"]:,} trajectories, window
+        rounds = "Four rounds from left to right"
+        if method == "ltr-parallel":
+            rounds = "Three rounds from left to right and a last one of parallel rollouts"
+        training = f"""{rounds}, each with its own quarter of the prompts, the reference only where needed and the last
+student as teacher: {call["steps"]} steps of {batch} states a round, rate {rate:g}, {recipe["learning"]["schedule"]} schedule, seed {recipe["seed"]}; the last on {call["trajectories"]:,} trajectories, window
 {window}. `{command}` is the recipe, `run.json` the record of the last round, docs/lab/rounds.md the method."""
     else:
         title, kept = f"{name.capitalize()} student", ""
@@ -337,7 +341,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.verb == "students":
         recipe = load_recipe(StudyRecipe, options.recipe, options.overrides)
-        command = " ".join(["tad study", options.recipe, *options.overrides])
+        command = shlex.join(["tad", "study", options.recipe, *options.overrides])
         bundle_students(Study(recipe, options.study), options.seed, command)
     elif options.verb == "decoder":
         choose_decoder(BUNDLED / options.student, options.eval, options.run, options.truncated)
