@@ -109,13 +109,17 @@ def test_the_student_of_a_study_is_bundled_with_its_record_and_its_card(
     base = str(world / "llada")
     changes = {
         "name": "study-rounds-tiny",
-        "methods": {"ltr": {"rounds": 4}},
-        "tables": {"main": {"methods": ["base", "ltr/*"]}},
+        "stores": {"parallel": {"order": "parallel", "part": [4, 4]}},
+        "methods": {
+            "ltr": {"rounds": 4},
+            "ltr-parallel": {"like": "ltr", "title": "parallel", "store": "parallel", "after": "ltr/round=3"},
+        },
+        "tables": {"main": {"methods": ["base", "ltr/*", "ltr-parallel"]}},
     }
     study = Study(rounds_recipe(world, **changes), tmp_path / "study")
-    with pytest.raises(TadError, match="ltr/round=4: seed 0 has no adapter"):
+    with pytest.raises(TadError, match="ltr-parallel: seed 0 has no adapter"):
         bundle.bundle_students(study, 0, "tad study study-rounds")
-    assert study.run(only=["base", "ltr/round=4"])
+    assert study.run(only=["base", "ltr-parallel"])
     study.recipe = study.recipe.model_copy(update={"model": "tiny"})  # the base's name where it is bundled
     bundle.bundle_students(study, 0, "tad study study-rounds")
     folder = tmp_path / "tiny-ltr"
@@ -131,5 +135,6 @@ def test_the_student_of_a_study_is_bundled_with_its_record_and_its_card(
         "method",
         "---",
         "base",
-        "round",
+        "parallel",
     ]
+    assert "Three rounds from left to right and a last one of parallel rollouts, " in card
