@@ -24,6 +24,7 @@ from tad.models import load
 from tad.tasks import Verdict, get_task
 from tad.trajectories import collect
 from tad.trajectories.collect import Collector, CollectProgress, Nobody, _by_majority
+from tad.trajectories.jsonl_format import export_rows
 from tad.trajectories.mix import list_examples
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig, roll_out
@@ -427,3 +428,20 @@ def test_a_student_rolls_out_with_its_adapter_in_the_weights(
     wrong = recipe.model_copy(update={"adapter": str(tmp_path / "nowhere")})
     with pytest.raises(TadError, match="nowhere"):
         load_teacher(wrong, "cpu")
+
+
+def test_a_parallel_collection_has_few_steps_shows_and_exports_each(world: Path, tmp_path: Path) -> None:
+    store = run(world, tmp_path / "store", order="parallel", threshold=20.0)
+    lm, rows = load(world / "llada", device="cpu"), list(store.rows())
+    assert len(rows) == EXAMPLES
+    assert any(len({*row.reveal}) < len(row.reveal) for row in rows)  # several at a step
+    assert store.meta.recipe["threshold"] == 20.0
+    for row, exported in zip(rows, export_rows(lm, store), strict=True):
+        states = list(exported["trajectory"].values())
+        assert len(states) == max(row.reveal) + 1
+        assert [sum(ids[i] == lm.tokens.mask for ids in states) for i in range(len(row.reveal))] == row.reveal
+    words = ["trajectories", str(store.folder), "--show", rows[0].example, "--model", str(world / "llada")]
+    shown = CliRunner().invoke(app, words)
+    assert f"{rows[0].n_real} steps, then end filler" in shown.output
+    with pytest.raises(TadError, match="order 'parallel' is how the teacher decodes"):
+        run(world, tmp_path / "other", order="parallel", floor=0.5)

@@ -54,7 +54,7 @@ def export_rows(lm: LM, store: TrajectoryStore, data_dir: str | None = None) -> 
             "output_text": lm.decode(row.tokens),
             "trajectory": {
                 f"step{s}": state(tokens, reveal, s, lm.tokens.mask).tolist()
-                for s in range(len(row.tokens) + 1)
+                for s in range(max(row.reveal) + 1)
             },
         }
 
