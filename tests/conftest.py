@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tad.errors import TadError
-from tad.tasks.sandbox import Sandbox, bwrap
+from tad_sandbox import Sandbox, SandboxError, bwrap
 
 if find_spec("hypothesis") is not None:  # not where only the GPU tests run
     from hypothesis import HealthCheck, settings
@@ -39,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked:
         try:
             Sandbox().check()
-        except TadError as error:
+        except SandboxError as error:
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"{NEEDS_SANDBOX}: {error}"))
 

@@ -27,7 +27,7 @@ from tad.evaluation.workers import evaluate_with_ray
 from tad.models import DREAM, LLADA, LM, load
 from tad.tasks import Example
 from tad.tasks.jsonl import Jsonl
-from tad.tasks.sandbox import Sandbox
+from tad_sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")

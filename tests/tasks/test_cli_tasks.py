@@ -81,7 +81,7 @@ def test_texts_without_ids_are_taken_in_order(mine: str, tmp_path: Path) -> None
 def test_code_runs_unprotected_only_with_the_flag(
     mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tad.tasks.sandbox import bwrap
+    from tad_sandbox import bwrap
 
     monkeypatch.setattr(bwrap.shutil, "which", lambda *_arguments, **_options: None)
     texts = write(tmp_path / "t.jsonl", {"id": "c", "text": "def f(): return 1"})

@@ -10,7 +10,7 @@ import pytest
 
 from tad.errors import TadError
 from tad.tasks import get_task
-from tad.tasks.sandbox import Sandbox
+from tad_sandbox import Sandbox
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tad.errors import TadError
 from tad.tasks import Example, get_task
 from tad.tasks.programming import ProgrammingTask
-from tad.tasks.sandbox import Sandbox
+from tad_sandbox import Sandbox
 
 
 def get_programming_task(name: str, data_dir: Path, sandbox: Sandbox) -> ProgrammingTask:

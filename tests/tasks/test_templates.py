@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tad.tasks import get_task
-from tad.tasks.sandbox import Sandbox
+from tad_sandbox import Sandbox
 
 BENCHMARKS = ("gsm8k", "math", "humaneval", "humaneval-instruct", "mbpp", "mbpp-instruct")
 

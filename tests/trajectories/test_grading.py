@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from tad.cli import app
 from tad.errors import TadError
 from tad.models import load
-from tad.tasks.sandbox import bwrap
 from tad.training.states import read_stores
 from tad.trajectories import store as store_module
 from tad.trajectories.grading import grade_store
@@ -21,6 +20,7 @@ from tad.trajectories.jsonl_format import export_rows
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
 from tad.trajectories.window import measure_window
+from tad_sandbox import bwrap
 
 
 def mixed(world: Path, half_known: Path, out: Path, graded: object, **changes: object) -> TrajectoryStore:

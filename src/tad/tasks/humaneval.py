@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from tad.tasks.code import cut_python_fence, mentioned_names, parse, sanitize
 from tad.tasks.programming import ProgrammingTask
-from tad.tasks.sandbox import Job
 from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Prompt
+from tad_sandbox import Job
 
 REQUEST = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{prompt}\n```\n"
 D3LLM_REQUEST = (

@@ -20,9 +20,9 @@ from tad.tasks.competition import Math, find_answer
 from tad.tasks.dataset import DatasetTask
 from tad.tasks.numeric import find_numbers, grade_number
 from tad.tasks.programming import grade_programs
-from tad.tasks.sandbox import Job, Sandbox
 from tad.tasks.source import Row, read_rows
 from tad.tasks.task import Example, Progress, Prompt, Verdict
+from tad_sandbox import Job, Sandbox
 
 GRADERS = ("number", "math", "text", "tests")
 

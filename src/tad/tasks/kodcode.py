@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from tad.tasks.code import fenced_or_all
 from tad.tasks.programming import ProgrammingTask
-from tad.tasks.sandbox import Job, Limits
 from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Prompt
+from tad_sandbox import Job, Limits
 
 
 class KodCode(ProgrammingTask):

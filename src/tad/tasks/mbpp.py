@@ -16,9 +16,9 @@ from typing import ClassVar
 from tad.errors import TadError
 from tad.tasks.code import cut_python_fence, sanitize
 from tad.tasks.programming import ProgrammingTask
-from tad.tasks.sandbox import Job
 from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Prompt
+from tad_sandbox import Job
 
 RANGES = {
     "prompt": range(1, 11),

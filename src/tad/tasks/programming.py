@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from tad.errors import TadError
 from tad.tasks.dataset import DatasetTask
-from tad.tasks.sandbox import Job, Limits, Outcome, Sandbox
 from tad.tasks.task import CODE_ONLY, Example, Progress, Verdict
+from tad_sandbox import Job, Limits, NoSandboxError, Outcome, Sandbox, SandboxError
 
 
 class ProgrammingTask(DatasetTask):
@@ -52,7 +53,12 @@ def grade_programs(
     runs = [job for job in jobs if job.program.strip()]
     if progress is not None and len(runs) < len(jobs):
         progress(len(jobs) - len(runs))
-    outcomes = iter(sandbox.run_many(runs, workers, progress))
+    try:
+        outcomes = iter(sandbox.run_many(runs, workers, progress))
+    except NoSandboxError as error:
+        raise TadError(f"{error}, or accept the risk with --unsafe-no-sandbox") from error
+    except SandboxError as error:
+        raise TadError(str(error)) from error
     return [_verdict(job, outcomes) for job in jobs]
 
 

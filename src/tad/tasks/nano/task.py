@@ -15,8 +15,8 @@ from tad.errors import TadError
 from tad.tasks.code import fenced_or_all
 from tad.tasks.nano import SPLITS, WORLD, Problem, hidden_tests
 from tad.tasks.programming import grade_programs
-from tad.tasks.sandbox import Job, Limits, Sandbox
 from tad.tasks.task import Example, Progress, Prompt, Task, Verdict, privileged_prompt
+from tad_sandbox import Job, Limits, Sandbox
 
 SIZES = {"train": 10_000, "validation": 1_024, "test": 1_024}
 INSTRUCTION = "Show every step."

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tad.tasks.sandbox import Limits, Sandbox, bwrap
-from tad.tasks.sandbox.seccomp import filter_program
+from tad_sandbox import Limits, Sandbox, bwrap
+from tad_sandbox.seccomp import filter_program
 
 UNSAFE = Sandbox(contained=False)
 

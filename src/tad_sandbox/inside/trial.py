@@ -13,9 +13,9 @@ import os
 import sys
 import types
 
-from tad.tasks.sandbox.inside.channel import Gone
-from tad.tasks.sandbox.inside.peer import Peer
-from tad.tasks.sandbox.inside.proxies import find_super, is_proxy
+from tad_sandbox.inside.channel import Gone
+from tad_sandbox.inside.peer import Peer
+from tad_sandbox.inside.proxies import find_super, is_proxy
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tad.errors import TadError
-from tad.tasks.sandbox import Job, Limits, Sandbox, bwrap, usage
-from tad.tasks.sandbox.usage import Cgroup, find_cgroup
+from tad_sandbox import Job, Limits, Sandbox, SandboxError, bwrap, usage
+from tad_sandbox.usage import Cgroup, find_cgroup
 
 
 class Pretended(Cgroup):
@@ -49,7 +48,7 @@ def test_a_cgroup_that_keeps_its_processes_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(usage.time, "sleep", lambda _seconds: None)
     group = Cgroup(tmp_path, None, None)
     (group.path / "busy").write_text("x")
-    with pytest.raises(TadError, match=str(group.path)):
+    with pytest.raises(SandboxError, match=str(group.path)):
         group.remove()
 
 
@@ -91,7 +90,7 @@ def test_a_place_without_controllers_is_not_taken(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TAD_CGROUP", str(tmp_path))
     find_cgroup.cache_clear()
     try:
-        with pytest.raises(TadError, match="TAD_CGROUP"):
+        with pytest.raises(SandboxError, match="TAD_CGROUP"):
             find_cgroup()
     finally:
         find_cgroup.cache_clear()

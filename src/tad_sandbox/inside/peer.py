@@ -12,8 +12,8 @@ import _thread
 import sys
 import types
 
-from tad.tasks.sandbox.inside.channel import Channel, Gone
-from tad.tasks.sandbox.inside.operations import (
+from tad_sandbox.inside.channel import Channel, Gone
+from tad_sandbox.inside.operations import (
     IMMUTABLE,
     MEANINGFUL,
     MUTABLE,
@@ -21,9 +21,9 @@ from tad.tasks.sandbox.inside.operations import (
     PROGRAM_OPERATIONS,
     plain_part,
 )
-from tad.tasks.sandbox.inside.proxies import KINDS, Mark, Proxy, Valued, is_proxy
-from tad.tasks.sandbox.inside.surroundings import Surroundings, Watched
-from tad.tasks.sandbox.inside.values import BUILTIN_TYPES, decode, encode, refresh
+from tad_sandbox.inside.proxies import KINDS, Mark, Proxy, Valued, is_proxy
+from tad_sandbox.inside.surroundings import Surroundings, Watched
+from tad_sandbox.inside.values import BUILTIN_TYPES, decode, encode, refresh
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:

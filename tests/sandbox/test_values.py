@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tad.tasks.sandbox.inside.values import decode, encode, refresh
+from tad_sandbox.inside.values import decode, encode, refresh
 
 scalars = (
     st.none()

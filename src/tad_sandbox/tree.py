@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tad.errors import TadError
+from tad_sandbox.errors import SandboxError
 
 SYSTEM_LIBRARIES = ("/lib", "/usr/lib")
 STAGING = Path("/var/tmp")
@@ -85,7 +85,7 @@ def _shared_libraries(binaries: list[Path]) -> list[Path]:
         if line.startswith(("\t", " ")) and words.startswith("/") and Path(words).exists():
             found.append(Path(words))
     if not found:
-        raise TadError(
+        raise SandboxError(
             "cannot list the libraries of this Python with ldd; the code sandbox needs a Linux with glibc"
         )
     return list(dict.fromkeys(found))
@@ -116,7 +116,7 @@ def _stage(paths: list[Path]) -> dict[Path, Path]:
             shutil.rmtree(building)
     owner = home.lstat()
     if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & 0o022:
-        raise TadError(
+        raise SandboxError(
             f"{home}: is not ours alone to write; remove it, the sandbox takes its interpreter from there"
         )
     return {path: home / str(number) for number, path in enumerate(paths)}

@@ -15,9 +15,9 @@ import resource
 import sys
 import types
 
-from tad.tasks.sandbox.inside.channel import Channel, Gone
-from tad.tasks.sandbox.inside.peer import Peer
-from tad.tasks.sandbox.inside.trial import run_trial
+from tad_sandbox.inside.channel import Channel, Gone
+from tad_sandbox.inside.peer import Peer
+from tad_sandbox.inside.trial import run_trial
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tad.errors import TadError
-from tad.tasks.sandbox import Job, Limits, Outcome, Sandbox, bwrap, tree
+from tad_sandbox import Job, Limits, Outcome, Sandbox, SandboxError, bwrap, tree
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_limits_never_exceed_the_machines_own() -> None:
         "import resource\n"
         "for kind in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE):\n"
         "    resource.setrlimit(kind, (100, 100))\n"
-        "from tad.tasks.sandbox import Limits, Sandbox\n"
+        "from tad_sandbox import Limits, SandboxError, Sandbox\n"
         "outcome = Sandbox(Limits(cpu_seconds=5000)).run('x = 1', 'assert x == 1')\n"
         "assert outcome.passed, outcome\n"
     )
@@ -96,7 +95,7 @@ def test_limits_never_exceed_the_machines_own() -> None:
 
 def test_without_bubblewrap_it_refuses_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bwrap.shutil, "which", lambda *_arguments, **_options: None)
-    with pytest.raises(TadError, match=r"bwrap.*--unsafe-no-sandbox"):
+    with pytest.raises(SandboxError, match=r"bwrap.*apt install bubblewrap"):
         Sandbox().run("x = 1")
 
 
@@ -123,7 +122,7 @@ def test_a_bubblewrap_that_does_not_contain_is_refused(
     request.addfinalizer(lambda: tmp_path.parent.parent.chmod(0o700))
     monkeypatch.setattr(bwrap.shutil, "which", lambda *_arguments, **_options: str(fake))
     monkeypatch.setattr(bwrap.os, "getuid", lambda: 1)
-    with pytest.raises(TadError, match=f"{named}.*--unsafe-no-sandbox"):
+    with pytest.raises(SandboxError, match=f"{named}.*apt install bubblewrap"):
         Sandbox().run("x = 1")
 
 
@@ -177,7 +176,7 @@ def test_an_interpreter_out_of_reach_is_copied_once_without_its_packages_to_wher
     assert (tree._stage([library])[library] / "json.py").read_text() == "x = 2"
     assert len(list(tree.STAGING.iterdir())) == 1
     copy.parent.chmod(0o777)
-    with pytest.raises(TadError, match=str(copy.parent)):
+    with pytest.raises(SandboxError, match=str(copy.parent)):
         tree._stage([library])
 
 

@@ -5,10 +5,11 @@ environment, a read-only tree with nothing but the interpreter, scratch space in
 IPC namespaces, a filter of system calls (`seccomp`), and limits on memory, time, processes, files, sockets and output
 (`monitor`, `usage`). Where bubblewrap cannot be used it refuses; only `contained=False` runs programs next to your files.
 The tests run in another process than the program (`inside`), and the program has no way to their verdict.
-What is promised and what is not: docs/guide/security.md.
+What is promised and what is not: README.md.
 """
 
-from tad.tasks.sandbox.bwrap import Job, Sandbox
-from tad.tasks.sandbox.monitor import Limits, Outcome
+from tad_sandbox.bwrap import Job, Sandbox
+from tad_sandbox.errors import NoSandboxError, SandboxError
+from tad_sandbox.monitor import Limits, Outcome
 
-__all__ = ["Job", "Limits", "Outcome", "Sandbox"]
+__all__ = ["Job", "Limits", "NoSandboxError", "Outcome", "Sandbox", "SandboxError"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tad.errors import TadError
+from tad_sandbox.errors import SandboxError
 
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -124,7 +124,7 @@ class Cgroup:
                 time.sleep(0.01)
             else:
                 return
-        raise TadError(f"{self.path}: processes of a sandbox are still there after they were killed")
+        raise SandboxError(f"{self.path}: processes of a sandbox are still there after they were killed")
 
     def _write(self, name: str, value: int) -> None:
         (self.path / name).write_text(str(value))
@@ -140,7 +140,7 @@ def find_cgroup() -> Path | None:
     chosen = os.environ.get("TAD_CGROUP")
     if chosen:
         if not _can_hold(Path(chosen)):
-            raise TadError(
+            raise SandboxError(
                 f"TAD_CGROUP={chosen}: is not a writable cgroup (version 2) with the controllers memory and pids"
             )
         return Path(chosen)

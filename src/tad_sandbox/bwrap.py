@@ -12,26 +12,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tad.errors import TadError
-from tad.tasks.sandbox.monitor import Limits, Monitor, Outcome, Pipes
-from tad.tasks.sandbox.seccomp import open_filter
-from tad.tasks.sandbox.tree import interpreter_tree
-from tad.tasks.sandbox.usage import Cgroup, find_cgroup
-from tad.tasks.task import Progress
+from tad_sandbox.errors import NoSandboxError, SandboxError
+from tad_sandbox.monitor import Limits, Monitor, Outcome, Pipes
+from tad_sandbox.seccomp import open_filter
+from tad_sandbox.tree import interpreter_tree
+from tad_sandbox.usage import Cgroup, find_cgroup
 
 NOBODY = 65534
 SYSTEM_PATH = "/usr/bin:/bin:/usr/local/bin"
 # Not /dev/zero: mapped, it is memory that no limit counts.
 DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 ZONES = "/usr/share/zoneinfo"
-INSIDE = "tad.tasks.sandbox.inside"
+INSIDE = "tad_sandbox.inside"
 # In the order in which they need each other.
 MODULES = ("values", "operations", "proxies", "surroundings", "channel", "peer", "trial", "start")
 THREAD_CHANNELS = 16
@@ -47,7 +46,7 @@ def read(count):
 for name, code in marshal.loads(read(int(read(16)))):
     module = sys.modules[name] = types.ModuleType(name)
     exec(code, module.__dict__)
-for name in [name for name in sys.modules if name.startswith("tad.")]:
+for name in [name for name in sys.modules if name.startswith("tad_sandbox.")]:
     del sys.modules[name]
 module.main(job, report)
 """
@@ -77,9 +76,9 @@ class Sandbox:
         return self.run_job(Job(program, tests, as_module))
 
     def run_many(
-        self, jobs: Iterable[Job], workers: int | None = None, progress: Progress | None = None
+        self, jobs: Iterable[Job], workers: int | None = None, progress: Callable[[int], None] | None = None
     ) -> list[Outcome]:
-        """All outcomes in order, `workers` programs at a time (default: one per core)."""
+        """All outcomes in order, `workers` programs at a time (default: one per core); `progress` is told of each."""
 
         def run(job: Job) -> Outcome:
             outcome = self.run_job(job)
@@ -106,11 +105,9 @@ class Sandbox:
             outcome = self._run(Job("", CONTAINED_CHECK if self.contained else ""))
             if not outcome.passed:
                 cause = " ".join((outcome.output or outcome.reason).split())[:300]
-                raise TadError(
-                    f"the code sandbox does not work here ({cause}); {ADVICE}"
-                    if self.contained
-                    else f"cannot run programs here ({cause})"
-                )
+                if self.contained:
+                    raise NoSandboxError(f"the code sandbox does not work here ({cause}); {ADVICE}")
+                raise SandboxError(f"cannot run programs here ({cause})")
             self._usable = True
 
     def _run(self, job: Job) -> Outcome:
@@ -185,7 +182,7 @@ class Sandbox:
 
 
 PYTHON_OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
-ADVICE = "install bubblewrap (apt install bubblewrap) and allow user namespaces, or accept the risk with --unsafe-no-sandbox"
+ADVICE = "install bubblewrap (apt install bubblewrap) and allow user namespaces"
 
 # What must be true of a contained process, checked from inside by the first program of every sandbox.
 CONTAINED_CHECK = """
@@ -206,7 +203,7 @@ else:
 def _find_bwrap() -> str:
     bwrap = shutil.which("bwrap", path=SYSTEM_PATH)
     if bwrap is None:
-        raise TadError(
+        raise NoSandboxError(
             f"generated code is only run in a sandbox, and bubblewrap (bwrap) is missing; {ADVICE}"
         )
     return bwrap

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tad.tasks.sandbox import Job, Limits, Sandbox
+from tad_sandbox import Job, Limits, Sandbox
 
 PROGRAMS = Path(__file__).parent / "programs"
 

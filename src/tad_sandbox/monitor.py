@@ -12,8 +12,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from tad.errors import TadError
-from tad.tasks.sandbox.usage import Cgroup, cpu_seconds, exceeds_memory, open_sockets, used_inodes
+from tad_sandbox.errors import SandboxError
+from tad_sandbox.usage import Cgroup, cpu_seconds, exceeds_memory, open_sockets, used_inodes
 
 POLL_SECONDS = 0.1
 REPORT_BYTES = 4096
@@ -133,7 +133,7 @@ class Monitor:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.init_watch, signal.SIGKILL)
                 if not select.select([self.init_watch], [], [], 30)[0]:
-                    raise TadError(f"process {self.init}: a sandbox does not end after it was killed")
+                    raise SandboxError(f"process {self.init}: a sandbox does not end after it was killed")
         finally:
             if self.init_watch is not None:
                 os.close(self.init_watch)

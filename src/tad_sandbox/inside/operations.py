@@ -7,7 +7,7 @@ import math
 import operator
 import os
 
-from tad.tasks.sandbox.inside.values import refresh
+from tad_sandbox.inside.values import refresh
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:

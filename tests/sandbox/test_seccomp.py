@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tad.tasks.sandbox.seccomp import CLONE3, NEWEST, REFUSED, filter_program
+from tad_sandbox.seccomp import CLONE3, NEWEST, REFUSED, filter_program
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM

@@ -19,15 +19,15 @@ from __future__ import annotations
 import sys
 import types
 
-from tad.tasks.sandbox.inside.operations import BINARY, COMPARISONS, OPERATIONS, UNARY
-from tad.tasks.sandbox.inside.values import BUILTIN_TYPES
+from tad_sandbox.inside.operations import BINARY, COMPARISONS, OPERATIONS, UNARY
+from tad_sandbox.inside.values import BUILTIN_TYPES
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tad.tasks.sandbox.inside.peer import Peer
+    from tad_sandbox.inside.peer import Peer
 
 _SPECIAL_TYPES = {
     "generator": types.GeneratorType,
