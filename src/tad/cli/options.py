@@ -42,7 +42,7 @@ DECODERS = (
     "llada2.1",
 )
 # The names of `tad.models.FAMILIES`, likewise.
-FAMILIES = ("llada", "dream", "fast-dllm-v2", "sdar", "sdar-moe", "llada2")
+FAMILIES = ("llada", "dream", "fast-dllm-v2", "sdar", "sdar-moe", "llada2", "llama", "qwen2", "qwen3")
 # The keys of `tad.models.quantize.KINDS`, likewise.
 QUANTIZED = ("fp8", "int8", "int4")
 DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")

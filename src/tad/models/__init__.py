@@ -11,6 +11,9 @@ from tad.models.family import (
     FAST_DLLM_V2,
     LLADA,
     LLADA2,
+    LLAMA,
+    QWEN2,
+    QWEN3,
     SDAR,
     Family,
     family_named,
@@ -29,7 +32,10 @@ __all__ = [
     "FAST_DLLM_V2",
     "LLADA",
     "LLADA2",
+    "LLAMA",
     "LM",
+    "QWEN2",
+    "QWEN3",
     "SDAR",
     "AttentionMask",
     "BlockLayout",
@@ -52,6 +58,8 @@ __all__ = [
 ]
 
 for _family in FAMILIES.values():
+    if _family in (LLAMA, QWEN2, QWEN3):
+        continue  # transformers has classes of its own for these, which others in this process may want
     AutoConfig.register(_family.model_type, _family.config_class, exist_ok=True)
     AutoModel.register(_family.config_class, _family.model_class, exist_ok=True)
     AutoModelForCausalLM.register(_family.config_class, _family.model_class, exist_ok=True)

@@ -25,10 +25,19 @@ class BlockLayout:
 
     On the grid "answer" the prompt is one block and blocks start behind it (D2F). On the grid "absolute" blocks start at
     the row's position 0, so that the end of the prompt may share a block with the first answer tokens.
+
+    With `causal`, the context (prompt and finished blocks) is token-causal, as in an autoregressive model, and only the
+    positions of the open block see each other in both directions (`open_block`). A `size` of 1 is an autoregressive model.
     """
 
     size: int | Tensor  # positions per block; [batch, 1] where rows differ
     grid: Grid = "answer"
+    causal: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether masks behind a token-causal context can be filled: an autoregressive model that was converted."""
+        return self.causal and not (isinstance(self.size, int) and self.size == 1)
 
 
 def block_index(
@@ -43,6 +52,19 @@ def block_index(
     if grid == "absolute":
         return torch.div(positions, size, rounding_mode="floor").clamp(min=0)
     return (torch.div(positions - prompt_len, size, rounding_mode="floor") + 1).clamp(min=0)
+
+
+def open_block(positions: Tensor, opened: Tensor | None) -> Tensor:
+    """Blocks of one position, but for one larger block: [batch or 1, length] indices for `AttentionMask.blocks`.
+
+    `opened` [batch or 1, 2] are the first position of the open block and the first behind it, counted as `positions` are;
+    None where all are finished.
+    """
+    blocks = (positions if positions.dim() == 2 else positions[None]).clamp(min=0)
+    if opened is None:
+        return blocks
+    start, end = opened[:, :1], opened[:, 1:]
+    return torch.where((blocks >= start) & (blocks < end), start, blocks)
 
 
 @dataclass(frozen=True)

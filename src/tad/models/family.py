@@ -9,11 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tad.errors import TadError
+from tad.models.autoregressive import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from tad.models.layers import Names
 from tad.models.llada import LLaDAConfig, LLaDAModelLM
 from tad.models.llada2 import LLaDA2MoeConfig, LLaDA2MoeModelLM
 from tad.models.qwen import DreamConfig, DreamModel, Fast_dLLM_QwenForCausalLM, FastDLLMConfig
 from tad.models.sdar import SDARConfig, SDARForCausalLM, SDARMoeConfig, SDARMoeForCausalLM
+from tad.models.shape import NO_TOKEN
 from tad.models.transformer import MaskedDiffusionModel
 
 # Rendered text: <bos><header>role</header>\n\ncontent<eot>..., then the assistant's header.
@@ -59,7 +68,7 @@ class Family:
     mask_text: str  # how the tokenizer writes these, where the config does not give the id
     end_of_turn_text: str
     assistant_header: str  # how the chat format opens the assistant's turn
-    chat_template: str  # used where the directory has none
+    chat_template: str  # used where the directory has none; "" where each checkpoint has its own
     mask_token_id: int  # as released; for directories in which neither config nor tokenizer names them
     eos_token_id: int
     decoder: str = "tad"  # for who names none
@@ -140,7 +149,32 @@ LLADA2 = Family(
     eos_token_id=156892,
     decoder="llada2",
 )
-FAMILIES = {family.model_type: family for family in (LLADA, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE, LLADA2)}
+# Autoregressive checkpoints bring their own chat format; they have a mask token only once they are converted.
+LLAMA = Family(
+    name="llama",
+    config_class=LlamaConfig,
+    model_class=LlamaForCausalLM,
+    logit_shift=1,
+    mask_text="",
+    end_of_turn_text="<|eot_id|>",
+    assistant_header="",
+    chat_template="",
+    mask_token_id=NO_TOKEN,
+    eos_token_id=NO_TOKEN,
+    decoder="autoregressive",
+)
+QWEN2 = replace(
+    LLAMA,
+    name="qwen2",
+    config_class=Qwen2Config,
+    model_class=Qwen2ForCausalLM,
+    end_of_turn_text="<|im_end|>",
+)
+QWEN3 = replace(QWEN2, name="qwen3", config_class=Qwen3Config, model_class=Qwen3ForCausalLM)
+FAMILIES = {
+    family.model_type: family
+    for family in (LLADA, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE, LLADA2, LLAMA, QWEN2, QWEN3)
+}
 
 
 def family_named(name: str) -> Family:

@@ -10,6 +10,7 @@ import torch
 
 from tad.errors import TadError
 from tad.models import lora
+from tad.models.attention import BlockLayout
 from tad.models.checkpoint import Checkpoint
 from tad.models.family import Family, family_of
 from tad.models.shape import Shape
@@ -132,13 +133,13 @@ def format_info(facts: ModelInfo) -> str:
         sizes += (
             f", experts {some.num_experts_per_tok} of {some.num_experts}, width {some.moe_intermediate_size}"
         )
-    named = {"mask": tokens.mask, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
+    named = {"mask": tokens.mask if tokens.mask >= 0 else None, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
     lines = {
         "model": facts.source,
         "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),
         "parameters": f"{facts.parameters:,}",
         "layers": sizes,
-        "attention": "full" if shape.blocks is None else f"block-causal, blocks of {shape.blocks.size}",
+        "attention": _attention(shape.blocks),
         "vocabulary": f"{shape.vocab:,} rows{', head tied' if shape.tied else ''}",
         "tokenizer": facts.tokenizer or "none (token ids only)",
         "special tokens": ", ".join(
@@ -156,6 +157,14 @@ def format_info(facts: ModelInfo) -> str:
         f" cache {_scaled(cost.cache_bytes_per_position)}B per position",
     }
     return "\n".join(f"{name:<16}{value}" for name, value in lines.items())
+
+
+def _attention(layout: BlockLayout | None) -> str:
+    if layout is None:
+        return "full"
+    if not layout.causal:
+        return f"block-causal, blocks of {layout.size}"
+    return "token-causal" + (f", blocks of {layout.size} behind it" if layout.drafts else "")
 
 
 def _scaled(number: float) -> str:

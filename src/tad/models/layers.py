@@ -6,6 +6,7 @@ Attention and MLP are objects without state (`attention_op`, `mlp_op`); the para
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tad.models.attention import attend
 from tad.models.cache import KVCache
-from tad.models.shape import Shape
+from tad.models.shape import RopeScaling, Shape
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,22 @@ def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[T
     """
     turned = shape.rotary_dim or shape.head_dim
     exponent = torch.arange(0, turned, 2, device=positions.device, dtype=torch.float32) / turned
-    angles = positions.float()[:, None, :, None] * (1.0 / shape.theta**exponent)
+    frequency = 1.0 / shape.theta**exponent
+    if shape.rope_scaling is not None:
+        frequency = _stretch(frequency, shape.rope_scaling)
+    angles = positions.float()[:, None, :, None] * frequency
     target = torch.float32 if shape.rotate_in_fp32 else dtype
     cos, sin = angles.cos().to(target), angles.sin().to(target)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def _stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3's frequencies: divided by the factor where few turns fit into the original context, as they are where many do,
+    and between the two bounds a mean of both."""
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from tad.errors import TadError
 from tad.models.attention import BlockLayout
 
+NO_TOKEN = -1  # the id of a token that a model does not have
 _LARGEST = 2**24
 _BOUNDS = {  # of integers; all others: 1 to _LARGEST
     "layers": (1, 4096),
@@ -81,6 +82,23 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's: rotary frequencies stretched for a longer context than was trained, the fast ones less than the slow ones."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise TadError(
+                "config.json: high_freq_factor of the rotary positions should be above low_freq_factor"
+            )
+
+
+@dataclass(frozen=True)
 class Shape:
     """The numbers that define the network, whatever the config calls them."""
 
@@ -102,6 +120,7 @@ class Shape:
     rotary_dim: int | None = None  # RoPE turns the first dimensions of a head only; None: all
     qk_norm: bool = False  # RMSNorm of every query and key head before RoPE
     experts: Experts | None = None  # in the place of the MLPs
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -77,6 +77,11 @@ def render_chat(tokenizer: Any, family: Family, messages: list[Message], prefix:
     _check(messages)
     own = tokenizer.chat_template
     template = (own.get("default") if isinstance(own, dict) else own) or family.chat_template
+    if not template:
+        raise TadError(
+            "no chat template: this checkpoint's tokenizer_config.json has none, as a base model's; give an instruct model, or put"
+            " chat_template there"
+        )
     if not isinstance(template, str):
         raise TadError("tokenizer_config.json: chat_template should be a string")
     values = {
@@ -88,9 +93,9 @@ def render_chat(tokenizer: Any, family: Family, messages: list[Message], prefix:
     text = (render_here if ours else render)(template, values)
     # Published templates differ in whether they heed add_generation_prompt; the header must stand there once.
     header = family.assistant_header
-    while text.endswith(header + header):
+    while header and text.endswith(header + header):
         text = text.removesuffix(header)
-    if not text.endswith(header) and header.split("assistant")[0] in text:
+    if header and not text.endswith(header) and header.split("assistant")[0] in text:
         text += header
     return text + escape_control(tokenizer, prefix)
 

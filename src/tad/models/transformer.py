@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from tad.errors import TadError
-from tad.models.attention import AttentionMask, BlockLayout, block_index
+from tad.models.attention import AttentionMask, BlockLayout, block_index, open_block
 from tad.models.cache import KVCache
 from tad.models.layers import Attention, Layer, Names, RMSNorm, SwiGLU, place, rotary_table, take
 from tad.models.moe import MoE
@@ -122,15 +122,19 @@ class MaskedDiffusionModel(PreTrainedModel):
         prompt_len: int | Tensor = 0,  # int or [batch, 1]
         real: Tensor | None = None,  # [batch, length], 0 or False at padding
         layout: BlockLayout | None = None,
+        opened: Tensor | None = None,  # [batch or 1, 2]: the open block's first position and the first behind it
     ) -> AttentionMask:
         """Who sees whom in this model: everybody, or what its config's block layout says.
 
-        `layout` stands in for the model's own: a block-causal schedule on a model with full attention.
+        `layout` stands in for the model's own: a block-causal schedule on a model with full attention. With a token-causal
+        context, only the positions of the block that is `opened` see each other; none by default.
         """
         keys = None if real is None else real.bool()
         layout = layout or self.shape.blocks
         if layout is None:
             return AttentionMask(keys)
+        if layout.causal:
+            return AttentionMask(keys, open_block(positions, opened))
         blocks = block_index(positions, prompt_len, layout.size, layout.grid)
         return AttentionMask(keys, blocks if blocks.dim() == 2 else blocks[None])
 
