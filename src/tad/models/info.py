@@ -133,7 +133,13 @@ def format_info(facts: ModelInfo) -> str:
         sizes += (
             f", experts {some.num_experts_per_tok} of {some.num_experts}, width {some.moe_intermediate_size}"
         )
-    named = {"mask": tokens.mask if tokens.mask >= 0 else None, "eos": tokens.eos, "pad": tokens.pad, "bos": tokens.bos, "eot": tokens.eot}
+    named = {
+        "mask": tokens.mask if tokens.mask >= 0 else None,
+        "eos": tokens.eos,
+        "pad": tokens.pad,
+        "bos": tokens.bos,
+        "eot": tokens.eot,
+    }
     lines = {
         "model": facts.source,
         "family": facts.family + (" (logits shifted by one)" if facts.shifted else ""),

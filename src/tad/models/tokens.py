@@ -84,5 +84,7 @@ def read_special_tokens(checkpoint: Checkpoint, tokenizer: Any = None) -> Specia
         eot = check(stops[0], "eos_token_id")
     listed = [one for one in (checkpoint.values.get("eos_token_id"), stops) if isinstance(one, list)]
     further = (check(one, "eos_token_id") for one in dict.fromkeys(chain.from_iterable(listed)))
-    others = tuple(one for one in further if one not in (eos, eot)) if layout is not None and layout.causal else ()
+    others = (
+        tuple(one for one in further if one not in (eos, eot)) if layout is not None and layout.causal else ()
+    )
     return SpecialTokens(mask, eos, eos if pad is None else pad, bos, eot, others)

@@ -122,7 +122,8 @@ class MaskedDiffusionModel(PreTrainedModel):
         prompt_len: int | Tensor = 0,  # int or [batch, 1]
         real: Tensor | None = None,  # [batch, length], 0 or False at padding
         layout: BlockLayout | None = None,
-        opened: Tensor | None = None,  # [batch or 1, 2]: the open block's first position and the first behind it
+        opened: Tensor
+        | None = None,  # [batch or 1, 2]: the open block's first position and the first behind it
     ) -> AttentionMask:
         """Who sees whom in this model: everybody, or what its config's block layout says.
 
