@@ -30,7 +30,6 @@ from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
 from tad.evaluation.compare import compare_runs
 from tad.evaluation.results import Results
-from tad.evaluation.study import Study, StudyRecipe
 from tad.evaluation.tables import as_markdown
 from tad.models.defaults import write_defaults
 from tad.models.lora import CONFIG, WEIGHTS
@@ -39,6 +38,7 @@ from tad.tasks import Score
 from tad.training.record import LOG, RECORD, find_result, read_record
 from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import read_report
+from tad_lab.study import Study, StudyRecipe
 
 DECAY_AT = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
 LEVELS = ("1", "2", "3", "4", "5")

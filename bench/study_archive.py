@@ -22,14 +22,14 @@ import pyarrow.parquet as pq
 
 from tad.errors import TadError
 from tad.evaluation.results import META, ROWS, SUMMARY, Results, is_whole
-from tad.evaluation.study import StudyRecipe
-from tad.evaluation.study.costs import COST
-from tad.evaluation.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan
 from tad.files import hash_file, read_lines, write_whole
+from tad.pipeline.costs import COST
 from tad.training.record import LOG, RECORD, find_result
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import WINDOW
+from tad_lab.study import StudyRecipe
+from tad_lab.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan
 
 NAME, COLUMNS = "study.tar.gz", "rows.parquet"
 PART, PARTS = 15 * 10**6, 6

@@ -23,13 +23,14 @@ import torch
 
 from study_archive import NAME, PARTS, pack, put_back, unpack
 from tad.cli.options import quieten
-from tad.cli.run import ConsoleListener, list_states
+from tad.cli.run import ConsoleListener
 from tad.config import load_recipe
 from tad.errors import TadError
-from tad.evaluation.study import Study, StudyRecipe
-from tad.evaluation.study.cells import Cell
 from tad.evaluation.tables import as_markdown
 from tad.training.record import describe_machine
+from tad_lab.cli import list_states
+from tad_lab.study import Study, StudyRecipe
+from tad_lab.study.cells import Cell
 
 # Sizes of --tiny: every stage once, nothing learned.
 TINY = [

@@ -166,6 +166,7 @@ def test_a_variant_is_laid_over_the_rest_of_its_file(tmp_path: Path, monkeypatch
     (bundled / "family.yaml").write_text(FAMILY)
     (bundled / "single.yaml").write_text("seed: 5\n")
     monkeypatch.setattr(config, "BUNDLED", bundled)
+    monkeypatch.setattr(config, "recipe_folders", list)
     monkeypatch.chdir(tmp_path)
     assert sorted(config.bundled_recipes()) == ["large", "single", "small"]
     small, large = (load_recipe(Named, name) for name in ("small", "large"))

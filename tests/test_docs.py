@@ -17,10 +17,11 @@ from typer.main import get_command
 
 from tad.cli import app
 from tad.config import Recipe, load_recipe
-from tad.evaluation.study.recipe import RunRecipe, StudyRecipe
-from tad.nano.recipe import PretrainRecipe
+from tad.pipeline.recipe import RunRecipe
 from tad.training.recipe import DistillRecipe
 from tad.trajectories.recipe import CollectRecipe
+from tad_lab.pretraining.recipe import PretrainRecipe
+from tad_lab.study.recipe import StudyRecipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tad.errors import TadError
+from tad.plugins import recipe_folders
 
 BUNDLED = Path(__file__).parent / "recipes"
 _VARIANTS, _VARIANT_NAME = "variants", "{variant}"
@@ -95,9 +96,9 @@ def find_recipe(source: str | Path) -> tuple[Path, str | None]:
 
 
 def bundled_recipes() -> dict[str, Path]:
-    """The names of the bundled recipes, and the file each is in."""
+    """The names of the bundled recipes, those of plugins among them, and the file each is in."""
     found = {}
-    for path in sorted(BUNDLED.glob("*.yaml")):
+    for path in (path for folder in (*recipe_folders(), BUNDLED) for path in sorted(folder.glob("*.yaml"))):
         names = _read_yaml(path).get(_VARIANTS) or [path.stem]
         found.update(dict.fromkeys(names, path))
     return found

@@ -10,13 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from study_world import study_recipe
 
 from tad.decoding import get_decoder
 from tad.decoding.decoders import describe, parameters
 from tad.evaluation import Results, Row
 from tad.evaluation.results import RunMeta
-from tad.evaluation.study import Study
 from tad.models import LM, load
 from tad.tasks import Verdict
 from tad.training.recipe import DistillRecipe
@@ -232,16 +230,3 @@ def write_study(root: Path, examples: int = 24, seeds: Sequence[int] = (0, 1)) -
             examples=examples,
         )
     return root
-
-
-def write_tuned_study(world: Path, out: Path) -> Path:
-    """A study of two seeds, worked through, with a method tuned by two trials; the table of windows has been begun."""
-    task = {"name": f"jsonl:{world / 'questions.jsonl'}", "split": "all", "limit": 6}
-    trials = [{"learning": {"lr": 1e-2}}, {"learning": {"lr": 1e-4}}]
-    recipe = study_recipe(
-        world,
-        methods={"fast-dllm": {"title": "Fast-dLLM"}, "tad": {"title": "TAD-Q"}},
-        tuning={"tasks": [task], "trials": trials, "methods": {"tad": None}},
-    )
-    assert Study(recipe, out).run(["main", "windows/window=1"])
-    return out

@@ -15,10 +15,10 @@ from tiny_store import recipe, same_weights, stopped
 from tad.config import load_recipe
 from tad.errors import TadError
 from tad.files import writing
-from tad.nano.pretrain import pretrain
-from tad.nano.recipe import PretrainRecipe
 from tad.training.checkpoints import find_damage, open_run
 from tad.training.distill import distill
+from tad_lab.pretraining.pretrain import pretrain
+from tad_lab.pretraining.recipe import PretrainRecipe
 
 WEIGHTS = "adapter_model.safetensors"
 

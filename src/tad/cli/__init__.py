@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, NoReturn
 
@@ -14,6 +15,7 @@ import typer
 
 import tad
 from tad.errors import TadError
+from tad.plugins import additions, plugins, resolve
 
 app = typer.Typer(
     name="tad",
@@ -31,11 +33,11 @@ COMMANDS = {
     "tasks": ("tasks", "grade"),
     "recipes": ("recipes",),
     "trajectories": ("collect", "trajectories", "window"),
-    "train": ("pretrain", "distill"),
+    "train": ("distill",),
     "evaluate": ("evaluate", "regrade", "points", "compare"),
     "throughput": ("throughput",),
     "harness": ("lm_eval",),
-    "run": ("init", "run", "study"),
+    "run": ("init", "run"),
     "report": ("report",),
     "serve": ("serve",),
     "chat": ("chat",),
@@ -45,6 +47,11 @@ _VERBS = {"evaluate": "eval", "lm_eval": "lm-eval"}  # where a command is not ca
 for _module, _functions in COMMANDS.items():
     for _name in _functions:
         app.command(_VERBS.get(_name, _name))(getattr(import_module(f"tad.cli.{_module}"), _name))
+_own = {_VERBS.get(name, name) for names in COMMANDS.values() for name in names}
+with suppress(TadError):  # `main` says it
+    for _name, _place in additions("COMMANDS").items():
+        if _name not in _own:
+            app.command(_name)(resolve(_place))
 
 
 def _print_version(asked: bool) -> None:
@@ -69,6 +76,7 @@ _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR
 def main() -> None:
     """Run the command line; a TadError, a full disk or an unusable path becomes one line and exit code 2, Ctrl-C 130."""
     try:
+        plugins()
         app()
     except TadError as error:
         _fail(str(error))

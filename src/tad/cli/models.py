@@ -80,7 +80,7 @@ def demo(
 ) -> None:
     """Every stage of the method on the bundled small model: a few minutes on a CPU, with nothing to download."""
     from tad.cli.run import ConsoleListener, stop
-    from tad.evaluation.study.demo import run
+    from tad.pipeline.demo import run
 
     folder = out or Path("runs") / f"demo-{family.value}"
     options.quieten()

@@ -11,6 +11,7 @@ import typer
 
 from tad.cli.options import AsJson
 from tad.errors import TadError
+from tad.plugins import additions
 
 if TYPE_CHECKING:
     from tad.config import Recipe
@@ -20,9 +21,7 @@ R = TypeVar("R", bound="Recipe")
 _KEYS = {
     "collect": {"tasks", "gen_length", "shard_size"},
     "distill": {"trajectories", "objective", "learning"},
-    "pretrain": {"data", "optimization"},
     "run": {"students", "student_decoders"},
-    "study": {"stores", "methods", "tables"},
 }
 
 
@@ -84,7 +83,8 @@ def load(schema: type[R], verb: str, source: str, overrides: Sequence[str] | Non
 
 def find_verb(values: Mapping[str, Any]) -> str | None:
     """The command that takes a recipe, by the keys that only its recipes have; None where they point to several or none."""
-    found = sorted((len(keys & values.keys()), verb) for verb, keys in _KEYS.items())
+    kinds = {**_KEYS, **additions("RECIPE_KEYS")}
+    found = sorted((len(keys & values.keys()), verb) for verb, keys in kinds.items())
     return found[-1][1] if found[-1][0] > found[-2][0] else None
 
 

@@ -1,4 +1,4 @@
-"""`tad init`, `tad run`, `tad study`."""
+"""`tad init`, `tad run`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tad.evaluation.run import OnProgress
-    from tad.evaluation.study.estimate import StageEstimate
-    from tad.evaluation.study.plan import CellState
-    from tad.evaluation.study.recipe import ModelRecipe
     from tad.evaluation.sweep import Setting
+    from tad.pipeline.estimate import StageEstimate
+    from tad.pipeline.recipe import ModelRecipe
 
 
 def init(
@@ -36,7 +35,7 @@ def init(
     out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("my.yaml"),
 ) -> None:
     """Write a commented recipe for your own questions; `tad run` takes it to a report."""
-    from tad.evaluation.study.own_data import write_recipe
+    from tad.pipeline.own_data import write_recipe
 
     written = write_recipe(out, model, data, test, instruction)
     for line in written.warnings:
@@ -61,14 +60,14 @@ def run(
     ] = False,
 ) -> None:
     """The whole method: collect, window, distil, evaluate, report. Run the same command again to continue."""
-    from tad.evaluation.study.chain import STAGES, Chain
-    from tad.evaluation.study.recipe import RunRecipe
     from tad.evaluation.tables import show_table
+    from tad.pipeline.chain import STAGES, Chain
+    from tad.pipeline.recipe import RunRecipe
 
     values = recipes.load(RunRecipe, "run", recipe, overrides)
     folder = out or Path("runs") / values.name
     if show:
-        from tad.evaluation.study.estimate import estimate_run
+        from tad.pipeline.estimate import estimate_run
 
         values.check()
         typer.echo(list_estimates(values, estimate_run(values)))
@@ -85,66 +84,6 @@ def run(
     if "evaluate" in chosen:
         typer.echo(f"\n{show_table(chain.table())}")
     typer.echo(f"written: {folder}")
-
-
-def study(
-    recipe: options.RecipeName,
-    overrides: options.Overrides = None,
-    out: options.RunDir = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only tables or methods of this name or pattern; any number of times."),
-    ] = None,
-    show: Annotated[
-        bool, typer.Option("--list", help="What is done and what is missing; run nothing.")
-    ] = False,
-    no_grade: Annotated[
-        bool, typer.Option("--no-grade", help="Leave finished runs without a verdict as they are.")
-    ] = False,
-) -> None:
-    """Train and evaluate a matrix of methods and seeds, and write its tables. Run the same command again to continue."""
-    from tad.evaluation.study.recipe import StudyRecipe
-    from tad.evaluation.study.study import Study
-    from tad.evaluation.tables import as_markdown
-
-    values = recipes.load(StudyRecipe, "study", recipe, overrides)
-    folder = out or Path("runs") / values.name
-    options.quieten()
-    with ConsoleListener() as listener:
-        work = Study(values, folder, listener)
-        if show:
-            from tad.evaluation.study.estimate import estimate_study
-
-            if values.rates is not None:
-                typer.echo(list_estimates(values, estimate_study(work)))
-            if (
-                values.rates is None or folder.is_dir()
-            ):  # else nothing is done, and to say so would need the weights
-                typer.echo(list_states(work.states(only or ())))
-            return
-        complete = work.run(only or (), not no_grade)
-    for table in work.tables():
-        typer.echo(f"\n{as_markdown(table)}")
-    typer.echo(f"written: {folder / 'tables'}")
-    if not complete:
-        words = ["tad", "study", recipe, *(overrides or ()), "--out", str(folder)]
-        words += [word for name in only or () for word in ("--only", name)]
-        if listener.stopping():
-            stop(words)
-        typer.echo(f"not complete; go on with: {shlex.join(words)}")
-
-
-def list_states(states: list[CellState]) -> str:
-    """`--list`: a line per cell, then their number."""
-    from tad.evaluation.study.plan import DONE, UNGRADED
-    from tad.evaluation.tables import align
-
-    rows = [("table", "method", "seed", "state")]
-    for one in states:
-        method = one.method if one.trial is None else f"{one.method}, trial {one.trial}"
-        rows.append((one.table, method, "-" if one.seed is None else f"{one.seed}", one.state))
-    done = sum(one.state in (DONE, UNGRADED) for one in states)
-    return f"{align(rows)}\n{done} of {len(states)} cells are decoded"
 
 
 def list_estimates(recipe: ModelRecipe, stages: Sequence[StageEstimate]) -> str:
@@ -176,7 +115,7 @@ def stop(words: list[str]) -> None:
 
 
 class ConsoleListener(CollectConsole):
-    """Prints how a chain or a study goes on. A first Ctrl-C lets the piece of work in flight finish."""
+    """Prints how a chain goes on. A first Ctrl-C lets the piece of work in flight finish."""
 
     def __init__(self) -> None:
         super().__init__("what is in flight")

@@ -1,4 +1,4 @@
-"""`tad pretrain`, `tad distill`."""
+"""`tad distill`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,6 @@ from typing import Annotated
 import typer
 
 from tad.cli import options, recipes
-
-
-def pretrain(
-    recipe: options.RecipeName,
-    overrides: options.Overrides = None,
-    out: options.RunDir = None,
-    resume: options.Resume = False,
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(help="Plan the run to end, fully decayed, after this many minutes of this call."),
-    ] = None,
-    pause_after: Annotated[
-        float | None, typer.Option(help="Save and stop after this many minutes; resume later.")
-    ] = None,
-) -> None:
-    """Train a base model from scratch on the nano world."""
-    from tad.nano.pretrain import RESULT
-    from tad.nano.pretrain import pretrain as run
-    from tad.nano.recipe import PretrainRecipe
-
-    values = recipes.load(PretrainRecipe, "pretrain", recipe, overrides)
-    directory = out or Path("runs") / values.name
-    result = run(values, directory, resume, max_minutes, pause_after)
-    if result.name == RESULT:
-        typer.echo(f"model: {result}")
-    else:
-        again = ["tad", "pretrain", recipe, *(overrides or ()), "--out", str(directory), "--resume"]
-        typer.echo(f"paused; go on with: {shlex.join(again)}")
 
 
 def distill(
@@ -58,7 +30,7 @@ def distill(
 ) -> None:
     """Teach a model to reveal many tokens at a time, from trajectories it has made itself."""
     from tad.evaluation.quick import quick_evaluation
-    from tad.evaluation.study.pool import warn_of_epochs
+    from tad.training.batches import warn_of_epochs
     from tad.training.distill import distill as run
     from tad.training.recipe import DistillRecipe
     from tad.trajectories.store import TrajectoryStore

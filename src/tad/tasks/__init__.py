@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from tad.errors import TadError
+from tad.plugins import additions, resolve
 from tad.tasks.task import Example, Message, Prompt, Score, Task, Verdict
 
 __all__ = [
@@ -57,7 +57,11 @@ def register_task(name: str, factory: str) -> None:
 
 
 def task_names() -> list[str]:
-    return list(_FACTORIES)
+    return list(_factories())
+
+
+def _factories() -> dict[str, str]:
+    return {**additions("TASKS"), **_FACTORIES}
 
 
 def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> Task:
@@ -67,14 +71,14 @@ def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> T
     """
     if name.startswith("jsonl:"):
         name, options["path"] = "jsonl", name.removeprefix("jsonl:")
-    if name not in _FACTORIES:
-        close = get_close_matches(name, _FACTORIES, n=1)
+    factories = _factories()
+    if name not in factories:
+        close = get_close_matches(name, factories, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise TadError(
-            f"unknown task '{name}'; {hint}known: {', '.join(_FACTORIES)} (or jsonl:FILE for your own)"
+            f"unknown task '{name}'; {hint}known: {', '.join(factories)} (or jsonl:FILE for your own)"
         )
-    module, _, factory = _FACTORIES[name].partition(":")
-    build = getattr(import_module(module), factory)
+    build = resolve(factories[name])
     known = [option for option in signature(build).parameters if option != "data_dir"]
     for option in options:
         if option not in known:

@@ -9,7 +9,7 @@ epoch are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,12 @@ from torch.utils.data import Dataset, Sampler
 
 from tad.errors import TadError
 from tad.training.objectives import Batch, Objective
+from tad.training.recipe import DistillRecipe
 from tad.training.states import States, TrajectorySet, draw_items
 from tad.trajectories.fingerprint import row_seed
+from tad.trajectories.store import TrajectoryStore
 
+MANY_EPOCHS = 100
 _ORDER = 3  # keeps these draws apart from other uses of the same seed
 
 
@@ -166,3 +169,18 @@ def order_by_length(groups: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def _sees_privileged(objective: Objective) -> bool:
     return objective.needs_teacher and getattr(objective, "teacher", "plain") == "privileged"
+
+
+def warn_of_epochs(recipe: DistillRecipe, stores: Sequence[TrajectoryStore]) -> str | None:
+    """A line where training would see every state of the stores a hundred times or more."""
+    found = [stats for store in stores for _, stats in store.shards()]
+    kept, steps, attempted = (
+        sum(getattr(stats, name) for stats in found) for name in ("kept", "steps", "attempted")
+    )
+    epochs = recipe.count_epochs(kept, steps / max(1, attempted))
+    if epochs < MANY_EPOCHS:
+        return None
+    return (
+        f"WARNING: {recipe.learning.steps or epochs} steps of {recipe.batch.size} states are {epochs:.0f} epochs of {kept} "
+        "trajectories; collect more, or set fewer learning.steps"
+    )

@@ -1,7 +1,9 @@
-"""What directories hold: trajectory stores, training runs, evaluation runs and studies, found and read for the page.
+"""What directories hold: trajectory stores, training runs and evaluation runs, found and read for the page.
 
-A *part* is a section of results: a study with its tables, or the evaluation runs of one base on the same problems. Anything
-that cannot be read becomes a note, so that one broken directory does not cost the report. Nothing is drawn here.
+A *part* is a section of results: the evaluation runs of one base on the same problems, or what a plugin reads of directories
+of its own (`REPORTED` in `tad.plugins`). Its function is called with such a directory, with what was gathered so far, which it
+adds to, and with whether there are several of them. Anything that cannot be read becomes a note, so that one broken directory
+does not cost the report. Nothing is drawn here.
 """
 
 from __future__ import annotations
@@ -13,16 +15,14 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE, ResultTable
-from tad.evaluation.labels import path_name, tell_apart, training_series, unseeded
+from tad.evaluation.labels import tell_apart, training_series, unseeded
 from tad.evaluation.measurement import RESAMPLES
 from tad.evaluation.methods import LoadedRun, RunGroup, group_runs, load_run, tabulate, walk
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results
-from tad.evaluation.study.cells import Source
-from tad.evaluation.study.plan import DONE, STUDY, StudyPlan, read_study
-from tad.evaluation.study.tuning import Tuning
-from tad.evaluation.tables import shorten
+from tad.evaluation.tables import Grid, shorten
 from tad.files import read_lines
+from tad.plugins import additions, resolve
 from tad.training.record import LOG, RECORD, last_call, read_record
 from tad.trajectories.store import META as STORE_META
 from tad.trajectories.store import StoreMeta, TrajectoryStore
@@ -79,6 +79,16 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
+class Trials:
+    """What was tried before methods were chosen, as a part shows it folded."""
+
+    about: str
+    hint: str
+    grid: Grid
+    records: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Part:
     """A section of results. The first table is the one that is not folded."""
 
@@ -86,7 +96,7 @@ class Part:
     about: str
     tables: list[ResultTable]
     runs: list[Results]
-    tuning: Tuning | None = None
+    tuning: Trials | None = None
     group: RunGroup | None = None  # of evaluation runs: where each point is from
 
     @property
@@ -112,7 +122,7 @@ def gather(
     resamples: int = RESAMPLES,
     say: Say = lambda _: None,
 ) -> Gathered:
-    """Read whatever stands in or under the directories, studies first."""
+    """Read whatever stands in or under the directories, those of plugins first."""
     found = Gathered([Path(folder) for folder in folders])
     absent = next((folder for folder in found.folders if not folder.is_dir()), None)
     if absent is not None:
@@ -123,19 +133,19 @@ def gather(
         if not inside:
             found.notes.append(f"{given}: holds nothing that tad's commands have left")
         places |= {path: folder for path, folder in inside.items() if path not in places}
-    studies = [folder for folder in places.values() if (folder / STUDY).is_file()]
-    plain = [folder for folder in places.values() if folder not in studies]
+    special = {folder: reader for folder in places.values() if (reader := _find_reader(folder)) is not None}
+    plain = [folder for folder in places.values() if folder not in special]
     if not places:
         raise TadError(
             f"{found.folders[0]}: holds nothing that tad's commands have left; is it the right directory?"
         )
-    for folder in studies:
-        say(f"{folder.name}: tables of the study")
+    for folder, reader in special.items():
+        say(f"{folder.name}: its tables")
         try:
-            _take_study(folder, found, several=len(studies) > 1)
+            resolve(reader)(folder, found, several=len(special) > 1)
         except TadError as error:
-            found.notes.append(f"{folder}: is shown run by run, since its study cannot be made out: {error}")
-            plain += find_folders(folder, studies=False)
+            found.notes.append(f"{folder}: is shown run by run, since its record cannot be made out: {error}")
+            plain += find_folders(folder, whole=False)
     _take_plain(plain, found, tolerance, y_max, resamples, say)
     for store in found.stores:
         for kind, window in store.window.windows.items() if store.window else ():
@@ -144,12 +154,17 @@ def gather(
     return found
 
 
-def find_folders(folder: Path, studies: bool = True) -> list[Path]:
+def _find_reader(folder: Path) -> str | None:
+    """The plugin's function that reads a directory of this kind."""
+    return next((reader for name, reader in additions("REPORTED").items() if (folder / name).is_file()), None)
+
+
+def find_folders(folder: Path, whole: bool = True) -> list[Path]:
     """Directories of stores, training runs and evaluation runs under a folder, itself included, in order.
 
-    With `studies`, the directory of a study stands for all in it.
+    With `whole`, a directory that a plugin reads stands for all in it.
     """
-    ends = (STORE_META, RUN_META, *([STUDY] if studies else []))
+    ends = (STORE_META, RUN_META, *(additions("REPORTED") if whole else ()))
     return [path for path, files in walk(folder, *ends) if any(name in files for name in (*ends, LOG))]
 
 
@@ -207,82 +222,6 @@ def _as_part(group: RunGroup, table: ResultTable, several: bool) -> Part:
     )
     sources = [Results(run.folder, run.meta) for run in group.runs]
     return Part(name, about, [table], sources, group=group)
-
-
-# Studies
-
-
-def _take_study(folder: Path, found: Gathered, several: bool) -> None:
-    """A study, its stores and its training runs. With `several` studies, names say whose they are."""
-    recipe, _ = read_study(folder)
-    if not recipe.tables:
-        raise TadError(f"{folder / STUDY}: its recipe names no tables")
-    plan = StudyPlan(recipe, folder)
-    whose = f", {recipe.name}" if several else ""
-    facts = plan.hashes.questions(recipe.evaluate.tasks).facts
-    splits = "/".join(dict.fromkeys(str(entry["split"]) for entry in facts))
-    runs = [path.parent for path in sorted((folder / "answers").glob(f"*/*/{RUN_META}"))]
-    sources = [Results.open(run) for run in runs]
-    about = f"base {path_name(recipe.model)}, family {plan.base.family}, split {splits}"
-    part = Part(recipe.name, about, plan.tables(), sources, plan.tuning())
-    states = [one.state for one in plan.states()]
-    left = sum(state != DONE for state in states)
-    if left:
-        found.notes.append(
-            f"{recipe.name}: {left} of {len(states)} cells are not done; run the same 'tad study' again to go on"
-        )
-    stores, trainings = _study_stores(plan, whose, found.notes), _study_trainings(plan, whose, found.notes)
-    found.parts.append(part)
-    found.stores += stores
-    found.trainings += trainings
-
-
-def _study_stores(plan: StudyPlan, whose: str, notes: list[str]) -> list[StoreData]:
-    found = []
-    for name in plan.recipe.stores:
-        folder, trouble = plan.store_folder(Source(name)), list[str]()
-        if (folder / STORE_META).is_file():
-            place = f"{plan.recipe.name}: {name}"
-            found.append(replace(read_store(folder, trouble), name=f"{name}{whose}", place=place))
-        if trouble:
-            notes.append(
-                f"{plan.recipe.name}: store '{name}' is not complete; run the same 'tad study' again"
-            )
-    return found
-
-
-def _study_trainings(plan: StudyPlan, whose: str, notes: list[str]) -> list[TrainingData]:
-    """Named by method; what only a trial was trained for says so and comes last."""
-    found: dict[Path, str] = {}
-    tried: dict[Path, str] = {}
-    cells = [cell for _, _, _, cell in plan.cells()]
-    for table in plan.recipe.tables:
-        cells += [cell for name in plan.rows_of(table) for cell in plan.row_cells(table, name)]
-    for cell in cells:
-        folder = None if cell is None else plan.student_folder(cell)
-        if cell is None or folder is None or not (folder / LOG).is_file():
-            continue
-        title = plan.methods[cell.method].title
-        if cell.trial is None:
-            found.setdefault(folder, title)
-        else:
-            tried.setdefault(folder, f"{title}, trial {cell.trial}")
-    trainings = []
-    for folder, title in {**{path: tried[path] for path in tried if path not in found}, **found}.items():
-        trouble: list[str] = []
-        trainings.append(
-            replace(
-                read_training(folder, trouble),
-                title=f"{title}{whose}",
-                place=f"{plan.recipe.name}: {title}",
-                trial=folder not in found,
-            )
-        )
-        if trouble:
-            notes.append(
-                f"{plan.recipe.name}: the training of {title} has not ended; run the same 'tad study' again"
-            )
-    return sorted(trainings, key=lambda training: (training.trial, training.title or ""))
 
 
 # Directories

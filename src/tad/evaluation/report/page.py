@@ -317,7 +317,7 @@ def _embed(found: Gathered) -> Markup:
             {
                 "name": part.name,
                 "tables": [asdict(table) for table in part.tables],
-                "tuning": [asdict(trial) for trial in part.tuning.trials] if part.tuning else [],
+                "tuning": part.tuning.records if part.tuning else [],
             }
             for part in found.parts
         ],

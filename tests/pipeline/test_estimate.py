@@ -1,0 +1,51 @@
+"""`--list`: hours and memory of the bundled protocols by plain arithmetic, with neither weights nor data at hand."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from tad.cli import app
+from tad.config import load_recipe
+from tad.pipeline.estimate import estimate_run
+from tad.pipeline.recipe import RunRecipe
+from tad_lab.study.estimate import estimate_study
+from tad_lab.study.plan import StudyPlan
+from tad_lab.study.recipe import StudyRecipe
+
+PROBLEMS = 1319 + 5000 + 164 + 500
+ROLLOUTS = 7473 + 7500 + 10000
+
+
+@pytest.mark.parametrize("name", ["run-llada", "run-dream", "run-llada-paper", "run-dream-paper"])
+def test_the_stages_of_a_protocol_are_its_counts_times_its_rates(name: str) -> None:
+    recipe = load_recipe(RunRecipe, name)
+    recipe.check()
+    assert recipe.rates is not None
+    stages = {one.stage: one for one in estimate_run(recipe)}
+    rollouts = ROLLOUTS + (4500 if name.endswith("paper") else 0)
+    states = rollouts * (256 if name.endswith("paper") else 8)
+    assert stages["collect"].hours == pytest.approx(rollouts * 256 * recipe.rates.rollout_ms / 3.6e6)
+    assert stages["distill 'speed'"].hours == pytest.approx(states * recipe.rates.state_ms / 3.6e6)
+    forwards = PROBLEMS * (256 + 6 * 64)  # one token at a time, and six settings at four tokens per forward
+    assert stages["evaluate 'quality'"].hours == pytest.approx(forwards * recipe.rates.forward_ms / 3.6e6)
+    assert stages["distill 'quality'"].gigabytes == recipe.rates.train_gb
+
+
+@pytest.mark.parametrize("name", ["study-llada", "study-dream"])
+def test_a_study_makes_its_store_its_students_and_the_base_s_answers_once(name: str, tmp_path) -> None:
+    stages = [one.stage for one in estimate_study(StudyPlan(load_recipe(StudyRecipe, name), tmp_path))]
+    rivals = ["dparallel", "d2f", "d3llm", "sft", "tad-quality", "tad-speed"]
+    assert stages == [
+        "collect 'teacher'",
+        *(f"distill '{method}, seed 0'" for method in rivals),
+        "evaluate 'base'",
+        *(f"evaluate '{method}, seed 0'" for method in rivals),
+    ]
+
+
+@pytest.mark.parametrize("words", [["run", "run-llada"], ["study", "study-dream"]])
+def test_the_commands_list_their_estimates_and_what_they_assume(words: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--list"], catch_exceptions=False).stdout
+    for text in ("collect", "distill", "evaluate", "hours", "GB", "18.3 ms", "Assumed"):
+        assert text in shown
