@@ -248,6 +248,8 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.shape, self.index, self.names = shape, index, names
         self.attention_op, self.mlp_op = attention, mlp
+        self.masks: Tensor | None = None  # of the forward that runs: where a gated adapter acts
+        self.asked_masks: Tensor | None = None  # likewise, of the positions whose outputs are wanted
         attention.build(self)
         mlp.build(self)
         for path in (self.names.attn_norm, self.names.mlp_norm):
@@ -275,8 +277,12 @@ class Layer(GradientCheckpointingLayer):
         cache: KVCache | None = None,
         cache_position: Tensor | slice | None = None,
         only: Tensor | None = None,  # [batch, m]: positions whose outputs are wanted, all by default
+        masks: Tensor | None = None,  # [batch, length] bool: where a gated adapter acts
     ) -> Tensor:
         """Outputs [batch, length or m, width]. Keys and values are made of every position in any case."""
+        # An argument, and not set from outside: a layer that is run again in backward then has its own forward's.
+        self.masks = masks
+        self.asked_masks = masks if masks is None or only is None else masks.gather(1, only)
         normed = self.part(self.names.attn_norm)(x)
         if only is not None:
             x = take(x, only)

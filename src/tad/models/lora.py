@@ -27,6 +27,7 @@ from tad.models.transformer import MaskedDiffusionModel
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<side>[AB])\.weight")
+_MASK = "base_model.model.mask_embedding"
 # Fields that say where an adapter comes from or which modules it has, which its weights say better.
 _IGNORED = {"base_model_name_or_path", "revision", "task_type", "peft_type", "peft_version", "inference_mode", "auto_mapping",
             "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}  # fmt: skip
@@ -78,9 +79,16 @@ class Adapter(NamedTuple):
     parameters: int
 
 
-def verify_adapter(source: str | Path, model: MaskedDiffusionModel, family: Family) -> Adapter:
-    """Hold an adapter, of a directory or the hub, to a model (which may be without memory) before PEFT touches either."""
+def verify_adapter(
+    source: str | Path, model: MaskedDiffusionModel, family: Family, gated: bool = False
+) -> Adapter:
+    """Hold an adapter, of a directory or the hub, to a model (which may be without memory) before PEFT touches either.
+
+    A `gated` one acts on masks only; it is part of a converted model, and also has the embedding of its mask.
+    """
     folder = locate(source)
+    if not gated and (folder / "conversion.json").is_file():
+        raise TadError(f"{folder}: is a converted model; give it as the model, without --adapter")
     if not (folder / CONFIG).is_file():
         raise TadError(f"{folder / CONFIG}: missing; this directory is not a PEFT adapter")
     check_files(folder)
@@ -94,6 +102,10 @@ def verify_adapter(source: str | Path, model: MaskedDiffusionModel, family: Fami
         pickled = " (pickled weights are not read)" if (folder / "adapter_model.bin").exists() else ""
         raise TadError(f"{weights}: missing{pickled}")
     stored = read_header(weights)
+    if gated:
+        mask = stored.pop(_MASK, None)
+        if mask is None or mask.shape != (model.shape.width,):
+            raise TadError(f"{weights}: {_MASK} of {model.shape.width} numbers is missing; convert again")
     known = {
         f"{model.names.layers}.{layer.index}.{path}": layer.part(path).weight.shape
         for layer, path in model.projections()

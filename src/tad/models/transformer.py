@@ -64,6 +64,8 @@ class MaskedDiffusionModel(PreTrainedModel):
         place(self, self.names.norm, RMSNorm(shape.width, shape.eps))
         if not shape.tied:
             place(self, self.names.head, nn.Linear(shape.width, shape.vocab, bias=shape.bias))
+        self.gated_token: int | None = None  # see `tad.models.conversion.gate`
+        self.register_parameter("mask_embedding", None)
         self.post_init()
 
     def mlp_op(self, index: int) -> SwiGLU:
@@ -94,6 +96,15 @@ class MaskedDiffusionModel(PreTrainedModel):
         if not of_peft.keys() <= _OF_PEFT:
             raise TypeError(f"forward() takes no {', '.join(sorted(of_peft.keys() - _OF_PEFT))}")
         x = self.embedding()(input_ids) if inputs_embeds is None else inputs_embeds
+        masks = None
+        if self.gated_token is not None:
+            if input_ids is None:
+                raise TypeError("a gated adapter needs input_ids: they say where the masks are")
+            masks = input_ids == self.gated_token
+            if not torch.is_grad_enabled() and x.device.type == "cpu" and not masks.any():
+                masks = None  # the adapters are passed over; elsewhere one would wait for the device to know
+        if masks is not None:
+            x = torch.where(masks[..., None], cast(Tensor, self.mask_embedding).to(x.dtype), x)
         batch, length = x.shape[:2]
         if position_ids is None:
             position_ids = self._default_positions(cache_position, length, x.device)
@@ -107,12 +118,13 @@ class MaskedDiffusionModel(PreTrainedModel):
         if only is not None and only.dim() == 1:
             only = only.expand(batch, -1)
         *layers, last = self.layers()
+        fed: dict[str, Any] = {"cache": cache, "cache_position": cache_position, "masks": masks}
         for layer in layers:
-            x = layer(x, cos, sin, visible, cache=cache, cache_position=cache_position)
+            x = layer(x, cos, sin, visible, **fed)
         if only is None or visible is None or isinstance(visible, Tensor):
-            x = last(x, cos, sin, visible, cache=cache, cache_position=cache_position, only=only)
+            x = last(x, cos, sin, visible, **fed, only=only)
         else:  # a FlexAttention mask is made for all queries
-            x = take(last(x, cos, sin, visible, cache=cache, cache_position=cache_position), only)
+            x = take(last(x, cos, sin, visible, **fed), only)
         hidden = self.get_submodule(self.names.norm)(x)
         return DiffusionOutput(logits=self.head(hidden) if head else None, hidden=hidden)
 

@@ -86,9 +86,9 @@ class TrajectorySet:
         return np.maximum.reduceat(self._values["reveal"], self._starts["reveal"][:-1]).astype(np.int64)
 
     def lengths(self, privileged: bool) -> np.ndarray:
-        """[trajectories, 2]: prompt lengths of student and teacher; what their rows cost, and how to group them."""
-        teacher = "privileged_ids" if privileged else "plain_ids"
-        return np.stack([np.diff(self._starts["plain_ids"]), np.diff(self._starts[teacher])], axis=1)
+        """[trajectories, 2]: lengths of the rows of student and teacher; what they cost, and how to group them."""
+        teacher, answer = "privileged_ids" if privileged else "plain_ids", np.diff(self._starts["tokens"])
+        return np.stack([answer + np.diff(self._starts[name]) for name in ("plain_ids", teacher)], axis=1)
 
 
 def read_stores(folders: Sequence[Path], lm: LM | None = None) -> TrajectorySet:

@@ -34,7 +34,7 @@ def _base_tensors(lm: LM) -> dict[str, torch.Tensor]:
     return {
         name.replace(".base_layer", ""): tensor
         for name, tensor in lm.model.named_parameters()
-        if "lora_" not in name
+        if "lora_" not in name and name != "mask_embedding"
     }
 
 

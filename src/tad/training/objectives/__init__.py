@@ -21,6 +21,7 @@ from tad.training.objectives.base import (
     averages,
 )
 from tad.training.objectives.block_diffusion import BlockDiffusion, FastDLLMv2, LLaDA2, Sdar
+from tad.training.objectives.causal_blocks import CausalBlocks
 from tad.training.objectives.d2f import D2F
 from tad.training.objectives.d3llm import D3LLM
 from tad.training.objectives.dparallel import DParallel
@@ -30,7 +31,7 @@ from tad.training.objectives.sft import Sft
 from tad.training.objectives.tad import Tad
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft, NextToken, FastDLLMv2, Sdar, LLaDA2)
+    kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft, NextToken, FastDLLMv2, Sdar, LLaDA2, CausalBlocks)
 }
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "OBJECTIVES",
     "Batch",
     "BlockDiffusion",
+    "CausalBlocks",
     "DParallel",
     "FastDLLMv2",
     "LLaDA2",
@@ -69,9 +71,13 @@ def get_objective(
     `layout` is the attention of the model, where it is block-causal: objectives of block diffusion take its block size.
     """
     given, kind = check_settings(name, settings), OBJECTIVES[name]
-    if layout is not None and issubclass(kind, BlockDiffusion):
+    if layout is not None and layout.causal and kind not in (CausalBlocks, NextToken):
+        raise TadError(
+            f"objective '{name}' is for other models: this one is autoregressive, and learns by causal-blocks or next-token"
+        )
+    if layout is not None and (issubclass(kind, BlockDiffusion) or (kind is CausalBlocks and layout.drafts)):
         given = {"block": layout.size, **given}
-    if kind is NextToken and (layout is None or layout.size != 1):
+    if kind is NextToken and (layout is None or (layout.size != 1 and not layout.causal)):
         raise TadError(f"objective '{name}' needs token-causal attention: a model whose block size is 1")
     if layout is not None and given.get("block_causal") is not None:
         raise TadError(

@@ -48,6 +48,7 @@ class View:
     block: int | None = None  # size of the blocks of a block-causal student; None: it sees everything
     clean: bool = False  # the row is followed by a clean copy: what every noisy block has before it
     answer_tokens: int = 0  # a denominator that the terms do not show: labelled positions, masked or not
+    start: int = 0  # the answer's position at which `noisy` begins, in layouts that leave out what is before
 
     @property
     def student_ids(self) -> Tensor:
@@ -87,6 +88,8 @@ class PaddedIds:
         None  # [views], or [1] for all: block size of block-causal attention; None: the model's own
     )
     clean_start: Tensor | None = None  # likewise, where the clean copies start; None: there are none
+    positions: Tensor | None = None  # [views, width] position ids; None: each copy counts from 0
+    blocks: Tensor | None = None  # [views, width] indices for the attention mask; None: as `block` says
 
 
 @dataclass(frozen=True)

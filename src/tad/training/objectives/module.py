@@ -124,6 +124,8 @@ class ModelOutputs:
 
 def positions_of(padded: PaddedIds) -> Tensor:
     """Position ids [1 or views, width]; clean copies count from 0 again."""
+    if padded.positions is not None:
+        return padded.positions
     columns = torch.arange(padded.ids.shape[1], device=padded.ids.device)[None]
     if padded.clean_start is None:
         return columns
@@ -135,6 +137,8 @@ def mask_of(model: MaskedDiffusionModel, padded: PaddedIds) -> AttentionMask:
     """Padding is hidden by length. A batch without padding needs no mask, which is the fast path of attention."""
     positions = torch.arange(padded.ids.shape[1], device=padded.ids.device)
     real = positions < padded.lengths[:, None] if padded.padded else None
+    if padded.clean_start is not None and padded.blocks is not None:
+        return AttentionMask.noisy_and_clean(padded.blocks, positions < padded.clean_start[:, None], keys=real)
     if padded.clean_start is not None and padded.block is not None:
         blocks = block_index(positions_of(padded), 0, padded.block[:, None], "absolute")
         return AttentionMask.noisy_and_clean(blocks, positions < padded.clean_start[:, None], keys=real)
