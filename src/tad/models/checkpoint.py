@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ import torch
 from safetensors import safe_open
 
 from tad.errors import TadError
+from tad.models.conversion import FILE as CONVERSION
+from tad.models.conversion import Conversion, is_conversion, read_conversion
 from tad.models.family import Family, family_of
-from tad.models.source import BUNDLED
+from tad.models.source import BUNDLED, locate
 from tad.models.stored import (
     HEADER_DTYPES,
     Stored,
@@ -68,10 +70,13 @@ class Checkpoint:
     values: dict[str, Any]  # config.json as it stands
     family: Family
     config: Any
+    conversion: Conversion | None = None  # of a converted model: what it adds to this, its parent
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Read config.json; nothing else is looked at yet."""
+        """Read config.json; nothing else is looked at yet. Of a converted model the parent is opened, with its block size."""
+        if is_conversion(folder):
+            return cls._open_parent(read_conversion(folder))
         path = folder / "config.json"
         if not path.exists() and (folder / "adapter_config.json").exists():
             base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
@@ -93,6 +98,31 @@ class Checkpoint:
         except (TypeError, ValueError, AttributeError) as error:
             raise TadError(f"{path}: {first_line(error)}") from None
         return cls(folder, values, family, config)
+
+    @classmethod
+    def _open_parent(cls, conversion: Conversion) -> Checkpoint:
+        where = conversion.folder / CONVERSION
+        try:
+            found = locate(conversion.parent)
+            parent = None if is_conversion(found) else cls.open(found)
+        except TadError as error:
+            raise TadError(f"{where}: its parent cannot be opened: {error}") from None
+        if parent is None or parent.family.name != conversion.family:
+            raise TadError(f"{where}: its parent {conversion.parent} is not a {conversion.family} checkpoint")
+        conversion.check_parent(parent.shards)
+        return replace(
+            parent.with_blocks(conversion.block_size, conversion.mask_token_id), conversion=conversion
+        )
+
+    def with_blocks(self, block: int, mask: int) -> Checkpoint:
+        """An autoregressive checkpoint as a model that fills blocks of masks."""
+        values = {**self.values, "block_size": block, "mask_token_id": mask}
+        config = type(self.config).from_dict(
+            {**self.config.to_dict(), "block_size": block, "mask_token_id": mask}
+        )
+        if mask >= config.shape.vocab:
+            raise TadError(f"{self.folder}: mask token {mask} is outside of its {config.shape.vocab} rows")
+        return replace(self, values=values, config=config)
 
     def optional(self, name: str) -> dict[str, Any]:
         """A JSON file of the directory, or nothing where it is absent."""

@@ -1,9 +1,7 @@
-"""Converted models: an autoregressive parent, and an adapter that acts on masks only.
+"""The directory of a converted model: an autoregressive parent, and an adapter that acts on masks only (`tad.models.gated`).
 
-The parent's weights are as they were, and what the adapter adds is switched on at the positions of masks alone: a forward
-without masks is the parent's, bit for bit. The directory of such a model holds the adapter, the trained embedding of its mask
-(in the same file) and `conversion.json`, which says whose adapter it is, which token is the mask and how large a block. The parent
-is not copied: it is found where it was, and refused if it is another.
+It holds the adapter, the trained embedding of its mask (in the same file) and `conversion.json`, which says whose adapter it is,
+which token is the mask and how large a block. The parent is not copied: it is found where it was, and refused if it is another.
 
 A model that was converted with all its weights is not this: it is a checkpoint of its own, with `block_size` and
 `mask_token_id` in its config.json.
@@ -13,23 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from typing import Any
 
 from tad.errors import TadError
 from tad.files import write_json
-from tad.models import lora
-from tad.models.checkpoint import Checkpoint
-from tad.models.layers import Layer
 from tad.models.stored import check_file, read_json
-from tad.models.transformer import MaskedDiffusionModel
 
 FILE = "conversion.json"
 FORMAT = 1
@@ -50,6 +39,7 @@ class MaskToken:
 class Conversion:
     """What `conversion.json` says."""
 
+    folder: Path  # where it is
     parent: str  # a hub id, or the path of a directory or a GGUF file
     parent_files: dict[str, str]  # name of a weight file -> size and fingerprint
     family: str
@@ -59,18 +49,17 @@ class Conversion:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        write_json(folder / FILE, asdict(self))
+        """Say it in a directory."""
+        values = asdict(self)
+        del values["folder"]
+        write_json(folder / FILE, values)
 
-    def configure(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The parent's checkpoint as a model with this block size and mask."""
-        return with_blocks(checkpoint, self.block_size, self.mask_token_id)
-
-    def check_parent(self, folder: Path, files: list[Path]) -> None:
+    def check_parent(self, files: list[Path]) -> None:
         """Refuse weights that are not those the adapter was made for."""
         found = fingerprint_files(files)
         if found != self.parent_files:
             raise TadError(
-                f"{folder / FILE}: the weights of {self.parent} are not those the adapter was trained on; "
+                f"{self.folder / FILE}: the weights of {self.parent} are not those the adapter was trained on; "
                 "put back the checkpoint as it was, or convert again"
             )
 
@@ -90,7 +79,9 @@ def read_conversion(folder: Path) -> Conversion:
         )
     kinds: dict[str, Callable[[Any], bool]] = {
         "parent": lambda value: isinstance(value, str) and 0 < len(value) < 4096 and value.isprintable(),
-        "parent_files": lambda value: isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),
+        "parent_files": lambda value: (
+            isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        ),
         "family": lambda value: isinstance(value, str),
         "block_size": lambda value: type(value) is int and 2 <= value <= LARGEST_BLOCK,
         "mask_token_id": lambda value: type(value) is int and value >= 0,
@@ -99,17 +90,7 @@ def read_conversion(folder: Path) -> Conversion:
     for name, fits in kinds.items():
         if not fits(values.get(name)):
             raise TadError(f"{path}: {name} is {values.get(name)!r:.40}, which is not usable; convert again")
-    return Conversion(**{name: values[name] for name in kinds})
-
-
-def with_blocks(checkpoint: Checkpoint, block: int, mask: int) -> Checkpoint:
-    """An autoregressive checkpoint as a model that fills blocks of masks."""
-    values = {**checkpoint.values, "block_size": block, "mask_token_id": mask}
-    config = type(checkpoint.config).from_dict(checkpoint.config.to_dict())
-    config.block_size, config.mask_token_id = block, mask
-    if mask >= config.shape.vocab:
-        raise TadError(f"{checkpoint.folder}: mask token {mask} is outside of its {config.shape.vocab} rows")
-    return replace(checkpoint, values=values, config=config)
+    return Conversion(folder, **{name: values[name] for name in kinds})
 
 
 def fingerprint_files(files: list[Path]) -> dict[str, str]:
@@ -129,7 +110,7 @@ def fingerprint_files(files: list[Path]) -> dict[str, str]:
 
 
 def choose_mask(
-    tokenizer: Any, rows: int, template: str, taken: tuple[int | None, ...], given: int | None = None
+    tokenizer: Any, rows: int, taken: Collection[int | None], given: int | None = None
 ) -> MaskToken:
     """A token that no text uses: the tokenizer's own mask, a row of the embedding beyond the tokenizer, or a special token that
     neither the chat template nor the end of an answer needs. `given` is the user's choice."""
@@ -150,6 +131,7 @@ def choose_mask(
         return MaskToken(int(mask), f"mask token {tokenizer.mask_token!r} of the tokenizer")
     if size < rows:
         return MaskToken(size, f"row {size} of the embedding, the first beyond the tokenizer")
+    template = str(tokenizer.chat_template)
     used = {value for value in tokenizer.special_tokens_map.values() if isinstance(value, str)}
     free = [
         number
@@ -165,53 +147,3 @@ def choose_mask(
         )
     chosen = (reserved or free)[-1]
     return MaskToken(chosen, f"special token {names[chosen]!r}, which the chat template does not use")
-
-
-def gate(model: MaskedDiffusionModel, mask: int) -> None:
-    """Let the adapters inside a model act on masks only, and give the mask an embedding of its own (at first the mean of
-    all), which is trained with them."""
-    model.gated_token = mask
-    with torch.no_grad():
-        mean = model.embedding().weight.float().mean(0)
-    model.mask_embedding = nn.Parameter(mean, requires_grad=True)
-    for layer, path in model.projections():
-        every = path in (model.names.key, model.names.value)  # made of all positions, also where few outputs are wanted
-        adapted = cast(Any, layer.part(path))
-        if hasattr(adapted, "lora_B"):
-            for factor in adapted.lora_B.values():
-                factor.register_forward_hook(_Gate(layer, every))
-            adapted.forward = partial(_pass_over, layer, adapted, adapted.forward)
-
-
-class _Gate:
-    """A hook on the second factor of an adapter: what it adds is nothing where no mask is."""
-
-    def __init__(self, layer: Layer, every: bool) -> None:
-        self.layer, self.every = layer, every
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        masks = self.layer.masks if self.every else self.layer.asked_masks
-        assert masks is not None
-        return torch.where(masks.to(output.device)[..., None], output, 0)
-
-
-def _pass_over(layer: Layer, adapted: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An adapted projection; in a forward that is known to have no masks, the parent's own."""
-    return cast(Tensor, adapted.base_layer(x)) if layer.masks is None else forward(x)
-
-
-def attach_gated(model: MaskedDiffusionModel, adapter: lora.Adapter, mask: int) -> Any:
-    """Put a verified gated adapter, with its mask's embedding, into a model; returns the PEFT handle (inference mode)."""
-    from peft import get_peft_model
-
-    handle = get_peft_model(model, adapter.config, autocast_adapter_dtype=False)
-    gate(model, mask)
-    stored = load_file(adapter.folder / lora.WEIGHTS)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            key = "base_model.model." + name.replace(".default.", ".")
-            if key in stored:
-                weight.data = stored[key].to(weight.device, torch.float32 if name == "mask_embedding" else weight.dtype)
-            elif "lora_" in name:
-                raise TadError(f"{adapter.folder / lora.WEIGHTS}: has no {key}, which {lora.CONFIG} implies")
-    return handle.requires_grad_(False).eval()

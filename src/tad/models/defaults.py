@@ -51,7 +51,8 @@ def find_defaults(
 def read_defaults(checkpoint: Checkpoint, adapter: Path | None = None) -> DecodingDefaults:
     """What the family decodes with, then what the model's directory says, then what its adapter's does."""
     found = DecodingDefaults(decoder=checkpoint.family.decoder)
-    for folder in (checkpoint.folder, adapter):
+    converted = None if checkpoint.conversion is None else checkpoint.conversion.folder
+    for folder in (checkpoint.folder, converted, adapter):
         if folder is not None and (folder / FILE).exists():
             found = _lay_over(found, folder / FILE, checkpoint.config.shape.context)
     return found

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from tad.errors import TadError
 from tad.files import grant_usual_modes
 from tad.models.checkpoint import Checkpoint
+from tad.models.conversion import is_conversion, read_conversion
 from tad.models.defaults import write_defaults
 from tad.models.lm import load
 from tad.models.source import locate
@@ -51,6 +52,11 @@ def export(
         raise TadError(f"max shard size '{max_shard_size}' should be a number with a unit, such as 5GB")
     target = Path(out).expanduser().resolve()
     folder = locate(source, revision, code=True)
+    if is_conversion(folder):
+        raise TadError(
+            f"{folder}: its adapter acts on masks only, so there are no merged weights to write; without it the model is its "
+            f"parent, {read_conversion(folder).parent}. A checkpoint of its own is made by `tad convert --how all`"
+        )
     _check_target(target, folder.resolve(), overwrite)
     lm = load(folder, adapter=adapter, dtype=dtype, device=device)
     model = lm.model if lm.peft is None else lm.peft.merge_and_unload()

@@ -18,8 +18,10 @@ import torch
 from tad.errors import TadError
 from tad.models import lora
 from tad.models.checkpoint import Checkpoint
+from tad.models.conversion import Conversion
 from tad.models.defaults import DecodingDefaults, read_defaults
 from tad.models.family import Family
+from tad.models.gated import attach_gated
 from tad.models.quantize import KINDS, Kind
 from tad.models.quantize import quantize as quantize_model
 from tad.models.source import locate
@@ -45,6 +47,9 @@ class LM:
     source: str = ""
     adapter: str | None = None
     peft: Any = None
+    conversion: Conversion | None = (
+        None  # of a converted model whose parent is frozen: `peft` acts on masks only
+    )
     defaults: DecodingDefaults = field(default_factory=DecodingDefaults)
 
     @property
@@ -113,6 +118,11 @@ class LM:
 
         For decoding; there is no way back to the base, and nothing to train.
         """
+        if self.conversion is not None:
+            raise TadError(
+                f"{self.source}: its adapter acts on masks only and cannot be merged; without it the model is its parent, "
+                f"{self.conversion.parent}"
+            )
         if self.peft is not None:
             self.model = self.peft.merge_and_unload().eval()
             self.peft = None
@@ -193,13 +203,22 @@ def load(
         checkpoint.verify()
     tokenizer = load_tokenizer(checkpoint)
     tokens = read_special_tokens(checkpoint, tokenizer)
-    checked = None
+    checked, conversion = None, checkpoint.conversion
+    if conversion is not None:
+        if adapter is not None or merge or quantize is not None:
+            raise TadError(
+                f"{source}: a converted model has its own adapter, which acts on masks only: no other one is added to it, and it "
+                "is neither merged nor quantized"
+            )
+        checked = lora.verify_adapter(conversion.folder, checkpoint.on_meta(), checkpoint.family, gated=True)
     if adapter is not None:  # a wrong adapter is refused before minutes are spent on the weights
         checked = lora.verify_adapter(adapter, checkpoint.on_meta(), checkpoint.family)
     defaults = read_defaults(checkpoint, None if checked is None else checked.folder)
     if not weights:
         empty = checkpoint.on_meta().eval()
-        return LM(empty, checkpoint.family, tokens, tokenizer, str(source), defaults=defaults)
+        return LM(
+            empty, checkpoint.family, tokens, tokenizer, str(source), defaults=defaults, conversion=conversion
+        )
     model = checkpoint.family.model_class.from_pretrained(
         checkpoint.folder,
         config=checkpoint.config,
@@ -215,9 +234,13 @@ def load(
         tokenizer=tokenizer,
         source=str(source),
         adapter=None if adapter is None else str(adapter),
-        peft=None if checked is None else lora.load_adapter(model, checked),
         defaults=defaults,
+        conversion=conversion,
     )
+    if conversion is not None and checked is not None:
+        lm.peft, lm.adapter = attach_gated(model, checked, conversion.mask_token_id), str(source)
+    elif checked is not None:
+        lm.peft = lora.load_adapter(model, checked)
     if merge or quantize is not None:
         lm.merge()
     if quantize is not None:

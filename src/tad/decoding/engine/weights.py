@@ -95,6 +95,8 @@ def why_unfit(model: MaskedDiffusionModel, adapter: bool | None = None) -> str |
     """Why `read_weights` would refuse this model, without touching it; None where it would not."""
     if model.shape.experts is not None:
         return "its layers have experts"
+    if model.gated_token is not None and adapter is not False:
+        return "its adapter acts on masks only"
     devices = {weight.device for weight in model.parameters()}
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
         return "its weights are spread over several devices"

@@ -31,7 +31,8 @@ from tad.training.objectives.sft import Sft
 from tad.training.objectives.tad import Tad
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.name: kind for kind in (Tad, DParallel, D3LLM, D2F, Sft, NextToken, FastDLLMv2, Sdar, LLaDA2, CausalBlocks)
+    kind.name: kind
+    for kind in (Tad, DParallel, D3LLM, D2F, Sft, NextToken, FastDLLMv2, Sdar, LLaDA2, CausalBlocks)
 }
 
 __all__ = [

@@ -138,7 +138,9 @@ def mask_of(model: MaskedDiffusionModel, padded: PaddedIds) -> AttentionMask:
     positions = torch.arange(padded.ids.shape[1], device=padded.ids.device)
     real = positions < padded.lengths[:, None] if padded.padded else None
     if padded.clean_start is not None and padded.blocks is not None:
-        return AttentionMask.noisy_and_clean(padded.blocks, positions < padded.clean_start[:, None], keys=real)
+        return AttentionMask.noisy_and_clean(
+            padded.blocks, positions < padded.clean_start[:, None], keys=real
+        )
     if padded.clean_start is not None and padded.block is not None:
         blocks = block_index(positions_of(padded), 0, padded.block[:, None], "absolute")
         return AttentionMask.noisy_and_clean(blocks, positions < padded.clean_start[:, None], keys=real)
