@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tad.tasks.nano import SPLITS, WORLD, hidden_tests, split_of
+from tad.tasks import get_task
+from tad.tasks.nano import SPLITS, WORLD, Problem, hidden_tests, split_of
 
 FAMILIES = sorted(WORLD)
 EQUATION = re.compile(r"(?<![+*/-] )(?<![\w.)])([\d(][\d ()+*/%-]*) = (\d+)(?!\d|x)")
@@ -28,16 +30,43 @@ def test_a_problem_is_a_function_of_its_index(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_problem_lies_in_the_split_it_was_asked_for(name: str) -> None:
     for split in SPLITS:
-        assert {split_of(problem.key) for problem in problems(name, split, 300)} == {split}
+        assert {split_of(problem.content) for problem in problems(name, split, 300)} == {split}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_test_question_occurs_in_a_sample_of_the_training_split(name: str) -> None:
     questions = {problem.question for problem in problems(name, "test", 1024)}
-    contents = {problem.key for problem in problems(name, "test", 1024)}
+    contents = {problem.content for problem in problems(name, "test", 1024)}
     for problem in problems(name, "train", 10_000):
         assert problem.question not in questions
-        assert problem.key not in contents
+        assert problem.content not in contents
+
+
+def test_no_training_program_computes_what_a_test_program_computes() -> None:
+    """By running the solutions, the verbose texts that models learn, on numbers near the constants and on short lists."""
+    rng = random.Random(5)
+    inputs: dict[str, list] = {
+        "x": [*range(-99, 600), 1009],
+        "xs": [[rng.randint(-12, 64) for _ in range(rng.randint(1, 14))] for _ in range(150)],
+    }
+
+    def results(problem: Problem) -> str:
+        names: dict = {}
+        exec(problem.solution, names)
+        argument = "xs" if problem.kind == "pipeline" else "x"
+        return f"{argument} {[names[problem.answer](value) for value in inputs[argument]]}"
+
+    held_out = {results(problem) for problem in problems("nano-code", "test", 1024)}
+    assert len(held_out) > 300
+    assert not held_out & {results(problem) for problem in problems("nano-code", "train", 5_000)}
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(["test", "validation"]), st.integers(1, 300))
+def test_a_sample_of_programs_has_the_same_mix_of_levels_at_any_size(split: str, size: int) -> None:
+    levels = [int(example.level or 0) for example in get_task("nano-code", size=size).examples(split)]
+    counts = [levels.count(level) for level in range(1, 6)]
+    assert max(counts) - min(counts) <= 1
 
 
 @pytest.mark.slow
@@ -45,11 +74,11 @@ def test_no_test_problem_occurs_in_a_million_training_examples() -> None:
     for name in FAMILIES:
         held_out = problems(name, "test", 4096) + problems(name, "validation", 1024)
         questions = {problem.question for problem in held_out}
-        contents = {problem.key for problem in held_out}
+        contents = {problem.content for problem in held_out}
         for index in range(340_000):
             problem = WORLD[name].problem("train", index)
             assert problem.question not in questions
-            assert problem.key not in contents
+            assert problem.content not in contents
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -124,7 +153,7 @@ def test_every_solution_in_code_passes_its_hidden_tests_and_a_wrong_one_fails() 
 @given(st.sampled_from(FAMILIES), st.sampled_from(SPLITS), st.integers(0, 10**9), st.integers(0, 5))
 def test_any_index_of_any_split_gives_a_problem(name: str, split: str, index: int, seed: int) -> None:
     problem = WORLD[name].problem(split, index, seed)
-    assert split_of(problem.key) == split
+    assert split_of(problem.content) == split
     assert problem.question
     assert problem.solution
     assert problem.reference

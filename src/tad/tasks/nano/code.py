@@ -5,10 +5,14 @@ comments, list pipelines, and two kinds whose numbers must be found without any 
 examples, and a chain to be folded into one expression. The plan holds operations as (name, constant); `_OPERATIONS` says what each is in words, as an expression and as a comment. Whether a line gets its comment is
 drawn line by line.
 Tests are written from the plan on demand: training does not need them.
+
+Programs of one behaviour are one content, whatever their kind, their wording and the examples shown: none that computes the
+same as a test program's reference is in the training split.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -167,6 +171,38 @@ def _draw_pipeline(rng: random.Random, level: int) -> tuple[Operation, ...]:
 
 def key(plan: CodePlan) -> str:
     return f"code {plan.kind} " + " ".join(f"{name}-{k}" for name, k in plan.operations)
+
+
+# Inputs on which two programs of this family that differ do differ: below zero, around every constant, and far away.
+_NUMBERS = (*range(-25, 66), 97, 100, 1009)
+_NUMBER_LISTS = (
+    (*range(-12, 64),),
+    (*range(63, -13, -1),),
+    (17, -4, 30, 8, 8, 51, 3, 26, 0, 12, 45, 9, 33),
+    (40, 2, 19, 60, 7, -9, 15, 28, 5, 36, 54, 11),
+    (14, 6, 21, 10, 35, 24, 1, 49, 18, 32),
+    (5,),
+    (),
+)
+
+
+def _nothing(line: str) -> list[str]:
+    return []
+
+
+@functools.lru_cache(maxsize=4096)
+def _behave(argument: str, terse: str) -> str:
+    # Written by this module: it is not a model's text.
+    solve = eval(f"lambda {argument}: {terse.removeprefix('return ')}", {})
+    if argument == "x":
+        return " ".join(str(solve(x)) for x in _NUMBERS)
+    return " ".join(str(solve(list(xs))) for xs in _NUMBER_LISTS)
+
+
+def behaviour(plan: CodePlan) -> str:
+    """What the reference computes, as its results on fixed inputs: equal for programs that compute the same."""
+    argument, _, _, terse = KINDS[plan.kind][2](plan, _nothing)
+    return f"code {argument} {_behave(argument, terse)}"
 
 
 def _words(table: Table, operation: Operation) -> str:
@@ -336,6 +372,7 @@ def write(plan: CodePlan, rng: random.Random) -> Problem:
         kind=plan.kind,
         level=plan.level,
         key=key(plan),
+        content=behaviour(plan),
         question=question,
         reference=terse,
         solution="\n".join([f"def {name}({argument}):", *body]),
@@ -374,4 +411,4 @@ def _apply_forward(parts: list[str], y: int) -> int:
     return y
 
 
-CODE: NanoFamily[CodePlan] = NanoFamily("nano-code", draw, key, write)
+CODE: NanoFamily[CodePlan] = NanoFamily("nano-code", draw, behaviour, write, edition=2, mix=LEVELS)

@@ -368,6 +368,7 @@ def write(plan: MathPlan, rng: random.Random) -> Problem:
         kind=plan.kind,
         level=plan.level,
         key=key(plan),
+        content=key(plan),
         question=plan.question,
         reference=", ".join(equation for equation, _ in plan.steps),
         solution=f"{told} {close} \\boxed{{{plan.answer}}}.",

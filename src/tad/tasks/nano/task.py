@@ -35,15 +35,20 @@ class NanoTask(Task):
         self.size, self.seed = size, seed
 
     def examples(self, split: str | None = None) -> list[Example]:
-        """The first problems of a split, without repeated questions."""
+        """The first problems of a split, without repeated questions: the same mix of levels at any size where the family
+        has one, so that small samples are as hard as large ones."""
         split = self.check_split(split)
+        levels = len(WORLD[self.name].mix or (0,))
         found: dict[str, Example] = {}
-        index = 0
+        drawn, kept = [0] * levels, [0] * levels  # of each level
         while len(found) < self.count(split):
-            example = self.example(split, index)
-            found.setdefault(example.question, example)
-            index += 1
-            if index > 1000 and index > 20 * len(found):
+            level = len(found) % levels
+            example = self.example(split, level + levels * drawn[level])
+            drawn[level] += 1
+            if example.question not in found:
+                found[example.question] = example
+                kept[level] += 1
+            elif drawn[level] > max(1000, 20 * kept[level]):
                 raise TadError(
                     f"task '{self.name}': split '{split}' has about {len(found)} distinct problems; ask for a smaller size"
                 )
@@ -54,9 +59,10 @@ class NanoTask(Task):
 
     def example(self, split: str, index: int) -> Example:
         """The example at an index; there is no last one."""
-        problem = WORLD[self.name].problem(split, index, self.seed)
+        family = WORLD[self.name]
+        problem = family.problem(split, index, self.seed)
         return Example(
-            id=f"{self.name}/{split}/{index}",
+            id=f"{family.label}/{split}/{index}",
             question=problem.question,
             reference=problem.reference,
             answer=self.answer(problem),

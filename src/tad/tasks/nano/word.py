@@ -211,6 +211,7 @@ def write(plan: WordPlan, rng: random.Random) -> Problem:
         kind="story",
         level=plan.level,
         key=key(plan),
+        content=key(plan),
         question=" ".join(asks),
         reference=", ".join(sums),
         solution=" ".join(says) + f"\n#### {value}",
