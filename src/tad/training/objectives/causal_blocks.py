@@ -82,9 +82,9 @@ class CausalBlocks(Objective):
         place = torch.arange(blocks * self.block)
         ratio = self.least + (1 - self.least) * ((rng.random() + np.arange(blocks) / blocks) % 1)
         masked = torch.from_numpy(rng.random(len(place)) < np.repeat(rng.permutation(ratio), self.block))
-        masked[
-            torch.arange(blocks) * self.block + torch.from_numpy(rng.integers(self.block, size=blocks))
-        ] = True
+        by_block = masked.view(blocks, self.block)
+        one = torch.arange(self.block) == torch.from_numpy(rng.integers(self.block, size=(blocks, 1)))
+        masked = torch.where(by_block.any(1, keepdim=True), by_block, one).flatten()
         masked = masked | (place + start >= real)
         padded = torch.cat((tokens, torch.full((len(place) + start + 1 - real,), self.mask_token)))
         noisy = padded[start:-1].masked_fill(masked, self.mask_token)
