@@ -126,7 +126,8 @@ def test_a_family_lists_what_it_decodes_with() -> None:
 
     assert names() == set(DECODERS)
     assert names("--family", "llada") & names("--family", "sdar") == {"one-by-one"}
-    assert names("--family", "llada") | names("--family", "sdar") == set(DECODERS)
+    assert names("--family", "llada") | names("--family", "llama") == set(DECODERS)
+    assert names("--family", "llama") - names("--family", "sdar") == {"autoregressive", "verified"}
 
 
 # Recipes

@@ -40,7 +40,8 @@ def decoders(
     families = VARIED if family is None else (family,)
     names = [name] if name is not None else list(DECODERS)
     if name is None and family is not None:
-        names = decoders_for(None if family in VARIED else BlockLayout(1, "absolute"))
+        causal = family in ("llama", "qwen2", "qwen3")  # once converted; before, they are autoregressive
+        names = decoders_for(None if family in VARIED else BlockLayout(2, "absolute", causal))
     found = {(one, kind): get_decoder(one, kind) for one in names for kind in families}
     if as_json:
         typer.echo(json.dumps([as_record(decoder, kind) for (_, kind), decoder in found.items()], indent=2))

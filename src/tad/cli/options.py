@@ -23,6 +23,8 @@ BUNDLED = Path(__file__).parents[1] / "bundled"
 DEVICES = ("cpu", "cuda", "mps")
 # The keys of `tad.decoding.DECODERS`, which cannot be had without torch; a test holds the two together.
 DECODERS = (
+    "autoregressive",
+    "verified",
     "one-by-one",
     "llada",
     "dream",

@@ -23,7 +23,15 @@ from tad.decoding.cache_policy import (
 )
 from tad.decoding.parameters import PARAMETERS, THRESHOLDS
 from tad.decoding.sampler import Sampling
-from tad.decoding.schedule import BlockByBlock, MultiBlock, Pipelined, Schedule, Sequential
+from tad.decoding.schedule import (
+    BlockByBlock,
+    MultiBlock,
+    Pipelined,
+    Schedule,
+    Sequential,
+    TokenByToken,
+    Verified,
+)
 from tad.decoding.unmasking import (
     BlockQuota,
     ConfidenceThreshold,
@@ -49,7 +57,7 @@ class Decoder:
     """A method. `stop`: `end` when an end token stands with no mask before it (the text is as without stopping), `block`
     when the block of an end token is finished (block by block only), `eager` as soon as an end token appears (d3LLM's and TAD's early stop), `off` to decode every position."""
 
-    schedule: Schedule
+    schedule: Schedule | Verified
     rule: Strategy  # which candidates are unmasked
     cache: CachePolicy = field(default_factory=NoCache)
     sampling: Sampling = field(default_factory=Sampling)
@@ -73,6 +81,8 @@ class Decoder:
             raise TadError("stop 'block' needs schedule 'block-by-block'")
         if length % block and not by_block:
             raise TadError(f"gen_length {length} is not a multiple of the block length {block}")
+        if isinstance(self.schedule, Verified):
+            return self._check_verified()
         needs = self.cache.needs
         kind = "block-causal" if self.schedule.block_causal else "bidirectional"
         if needs == "block-by-block" and not by_block:
@@ -110,9 +120,33 @@ class Decoder:
             )
         return replace(self, rule=replace(self.rule, per_block=(block, steps // blocks), opened=opened))
 
+    def _check_verified(self) -> Decoder:
+        if not isinstance(self.rule, ContiguousPrefix) or not isinstance(self.cache, BlockCache):
+            raise TadError("schedule 'verified' needs rule 'contiguous-prefix' and cache 'block'")
+        if self.sampling.cfg:
+            raise TadError("schedule 'verified' verifies what the model says without guidance; leave cfg out")
+        return self
+
     def for_blocks(self, layout: BlockLayout | None) -> Decoder:
         """With the block size of the model, where both go by blocks of the model's own; where neither does, as it is."""
         schedule, rule = self.schedule, self.rule
+        if isinstance(schedule, TokenByToken | Verified) and (layout is None or not layout.causal):
+            raise TadError(
+                f"decoder '{self.name}' is for models with a token-causal context (llama, qwen2, qwen3, converted or not);"
+                " this one's context sees in both directions"
+            )
+        if layout is not None and layout.causal and not layout.drafts:
+            if not isinstance(schedule, TokenByToken):
+                raise TadError(
+                    f"decoder '{self.name}' fills masks, which this model has not learned: it is autoregressive; use decoder"
+                    " 'autoregressive', or convert it first (tad convert)"
+                )
+            return self
+        if isinstance(schedule, TokenByToken):
+            return self
+        if isinstance(schedule, Verified):
+            assert layout is not None
+            return replace(self, schedule=replace(schedule, draft=schedule.draft or int(layout.size)))
         if not isinstance(schedule, BlockByBlock):
             if layout is not None and layout.grid == "absolute":
                 # With several blocks at once, or blocks of another size, it would ask for tokens behind unfinished blocks,
@@ -144,6 +178,8 @@ def _check_values(decoder: Decoder) -> None:
 
 # The parts by name, for overrides and for listing.
 SCHEDULES: dict[str, type[Any]] = {
+    "token-by-token": TokenByToken,
+    "verified": Verified,
     "sequential": Sequential,
     "multi-block": MultiBlock,
     "pipelined": Pipelined,
@@ -190,6 +226,8 @@ _ON_GRID = Decoder(BlockByBlock(store=False), Top1("confidence"), BlockCache())
 
 # Method -> defaults, with a row of its own where a family's published defaults differ.
 DECODERS: dict[str, Decoder] = {
+    "autoregressive": Decoder(TokenByToken(), Top1("confidence"), BlockCache()),
+    "verified": Decoder(Verified(), ContiguousPrefix(0.0, "confidence"), BlockCache()),
     "one-by-one": Decoder(Sequential(32), Top1("confidence")),
     "llada": Decoder(Sequential(32), TopKPerStep()),
     "dream": Decoder(Sequential(None), _DREAM_TOP_K, sampling=Sampling(filtered_scores=True)),
@@ -211,7 +249,10 @@ DECODERS: dict[str, Decoder] = {
     ),
 }
 FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
-    **{("one-by-one", family): _ON_GRID for family in ("sdar", "sdar-moe", "llada2")},
+    **{
+        ("one-by-one", family): _ON_GRID
+        for family in ("sdar", "sdar-moe", "llada2", "llama", "qwen2", "qwen3")
+    },
     ("one-by-one", "fast-dllm-v2"): replace(_ON_GRID, schedule=BlockByBlock(sub_block=8, store=False)),
     ("dparallel", "dream"): Decoder(Sequential(32), EntropyThreshold(0.5, strict=True)),
     ("d3llm", "dream"): _D3LLM_DREAM,
@@ -221,11 +262,19 @@ FAMILY_DECODERS: dict[tuple[str, str], Decoder] = {
 
 def decoders_for(layout: BlockLayout | None) -> list[str]:
     """The names of the decoders that a model of this attention can be decoded with."""
+    if layout is not None and layout.causal and not layout.drafts:
+        return ["autoregressive"]
     by_block = layout is not None and layout.grid == "absolute"
+    causal = layout is not None and layout.causal
     return [
         name
         for name, decoder in DECODERS.items()
-        if name == "one-by-one" or isinstance(decoder.schedule, BlockByBlock) == by_block
+        if name == "one-by-one"
+        or (
+            causal
+            if isinstance(decoder.schedule, TokenByToken | Verified)
+            else isinstance(decoder.schedule, BlockByBlock) == by_block
+        )
     ]
 
 
@@ -253,7 +302,7 @@ def parameters(decoder: Decoder) -> dict[str, Any]:
     parts: tuple[Any, ...] = (decoder.schedule, decoder.rule, decoder.cache, decoder.sampling)
     for part in parts:
         for item in fields(part):
-            if item.name not in _DERIVED:
+            if item.name not in (*_DERIVED, *getattr(part, "fixed", ())):
                 found[item.name] = getattr(part, item.name)
     return {**found, "stop": decoder.stop}
 
@@ -290,7 +339,7 @@ def _override(decoder: Decoder, key: str, value: Any) -> Decoder:
         return replace(decoder, stop=value)
     for part in ("schedule", "rule", "cache", "sampling"):
         current = getattr(decoder, part)
-        if key in {item.name for item in fields(current)} - {*_DERIVED}:
+        if key in {item.name for item in fields(current)} - {*_DERIVED, *getattr(current, "fixed", ())}:
             return replace(decoder, **{part: replace(current, **{key: value})})
     known = parameters(decoder)
     close = difflib.get_close_matches(key, known, n=1)

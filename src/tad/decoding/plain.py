@@ -223,7 +223,12 @@ class PlainForward:
         if sizes.uneven:
             end = rows.prompt_len + rows.length.repeat(len(pad) // len(rows.canvas))
             real = (place >= pad[:, None]) & (place < end[:, None])
-        return model.attention_mask(place - pad[:, None], rows.prompt_len - pad[:, None], real, layout)
+        opened = rows.open_block(spec)
+        if opened is not None:
+            opened = opened.repeat(len(pad) // len(opened), 1) - pad[:, None]
+        return model.attention_mask(
+            place - pad[:, None], rows.prompt_len - pad[:, None], real, layout, opened
+        )
 
     def sample(self, outputs: Tensor, rows: DecodeState, row: Tensor, position: Tensor) -> Samples:
         spec = self.spec

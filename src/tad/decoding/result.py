@@ -7,6 +7,33 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class Drafting:
+    """What became of drafts. A draft's position 0 is its first guess, behind the token that the same forward made known."""
+
+    cycles: int = 0  # forwards that verified a draft
+    proposed: list[int] = field(default_factory=list)  # by position: drafts that were so long
+    kept: list[int] = field(default_factory=list)  # by position: drafts of which so much was kept
+
+    def count(self, proposed: int, kept: int) -> None:
+        """One more draft was verified; an empty one is none."""
+        self.cycles += proposed > 0
+        for counts, length in ((self.proposed, proposed), (self.kept, kept)):
+            counts += [0] * (proposed - len(counts))
+            for position in range(length):
+                counts[position] += 1
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that were proposed."""
+        return sum(self.proposed)
+
+    @property
+    def accepted(self) -> int:
+        """Tokens of drafts that were kept."""
+        return sum(self.kept)
+
+
+@dataclass
 class Decoded:
     """One finished row."""
 
@@ -19,6 +46,7 @@ class Decoded:
     scorer: list[float] | None = (
         None  # probability of each token by a second prompt or model, where one scored
     )
+    drafting: Drafting | None = None  # where drafts were verified
 
     @property
     def content(self) -> list[int]:
@@ -38,6 +66,13 @@ class Decoded:
     def tpf(self) -> float:
         """Tokens per forward: content tokens, the first end token included, over forwards."""
         return len(self.content) / self.forwards
+
+    @property
+    def kept_per_cycle(self) -> float | None:
+        """Tokens per draft that was verified, the one that the drafting forward itself makes known included; None without drafts."""
+        if self.drafting is None or not self.drafting.cycles:
+            return None
+        return len(self.content) / self.drafting.cycles
 
     @property
     def tpf_all(self) -> float:

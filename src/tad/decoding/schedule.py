@@ -7,6 +7,7 @@ positions of which each has to reveal at least one token: progress is a law of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -148,6 +149,45 @@ class BlockByBlock:
         alone = ~(candidates & (place == start)).any(1, keepdim=True)
         table.part = torch.cat((start, start + self.sub_block), 1) * alone
         return candidates & (part == first)
+
+
+@dataclass(frozen=True)
+class TokenByToken(BlockByBlock):
+    """Autoregressive: the forward that stores what is known reveals the token behind it. No mask is ever fed."""
+
+    block: int | None = 1
+    fixed: ClassVar[tuple[str, ...]] = (
+        "block",
+        "sub_block",
+        "store",
+        "post_steps",
+    )  # nothing for a user to set
+
+    def busy(self, table: BlockTable, masked: Tensor) -> Tensor:
+        return torch.zeros_like(table.ended)
+
+    def plan(self, table: BlockTable, masked: Tensor) -> Plan:
+        table.storing = torch.ones_like(table.ended)
+        known = (~masked).long().cumprod(1).sum(1)
+        table.created = table.cached = known
+        place = torch.arange(masked.shape[1], device=masked.device)
+        follows = masked & (place == known[:, None])
+        return Plan(follows, follows.long(), known)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Lossless: masks behind what is known are filled at once, and a causal forward keeps what the model itself would have said,
+    token after token (`tad.decoding.verified`).
+
+    With `ends`, the forward that verifies a draft also has masks behind that many likely ends of what will be kept, so that
+    the next draft is ready: one forward per cycle where one of them is met, else two.
+    """
+
+    draft: int | None = None  # tokens per draft; the model's block size by default
+    ends: int = 0
+    block: ClassVar[int | None] = None
+    block_causal = True
 
 
 Schedule = Sequential | MultiBlock | Pipelined | BlockByBlock

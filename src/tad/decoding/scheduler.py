@@ -24,10 +24,11 @@ from tad.decoding.engine.graph import GraphForward
 from tad.decoding.plain import PlainForward
 from tad.decoding.prefixes import Held, final_text, find_prefix
 from tad.decoding.result import Decoded, Step, StepCallback
-from tad.decoding.schedule import BlockByBlock
+from tad.decoding.schedule import BlockByBlock, Verified
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import plan
 from tad.decoding.unmasking import TopKPerStep
+from tad.decoding.verified import VerifiedBatch
 from tad.errors import TadError
 from tad.models import LM, MaskedDiffusionModel
 
@@ -92,6 +93,10 @@ class Batch:
         self._hold_texts(before, done)
         self._leave(finished)
         return done
+
+    def close(self, failed: bool = False) -> None:
+        """Let go of the forward."""
+        self.forward.close(failed)
 
     @torch.inference_mode()
     def drop(self, names: Collection[int]) -> None:
@@ -203,7 +208,7 @@ class Scheduler:
         self.lm, self.on_step, self.room, self.slots, self.scorer = lm, on_step, room, slots, scorer
         self.engine = choose_engine(engine)
         self.merges = merges
-        self.batches: dict[_Kind, Batch] = {}  # in the order of their turns
+        self.batches: dict[_Kind, Batch | VerifiedBatch] = {}  # in the order of their turns
         self._where: dict[int, _Kind] = {}  # by name of the row
         self._tenant = object()
 
@@ -270,7 +275,7 @@ class Scheduler:
     def close(self, failed: bool = False) -> None:
         """Drop everything."""
         for batch in self.batches.values():
-            batch.forward.close(failed)
+            batch.close(failed)
         self.batches.clear()
         self._where.clear()
 
@@ -278,7 +283,7 @@ class Scheduler:
         for name in names:
             del self._where[name]
         if not len(self.batches[kind]):
-            self.batches.pop(kind).forward.close()
+            self.batches.pop(kind).close()
 
     @contextmanager
     def _dropping(self, kind: _Kind) -> Iterator[None]:
@@ -288,7 +293,7 @@ class Scheduler:
         except BaseException:
             batch = self.batches.pop(kind, None)
             if batch is not None:
-                batch.forward.close(failed=True)
+                batch.close(failed=True)
             self._where = {name: where for name, where in self._where.items() if where != kind}
             raise
 
@@ -305,13 +310,15 @@ class Scheduler:
         spec = DecodeSpec.of(self.lm, decoder, *room, scored, request.given is not None)
         return spec, request.adapter
 
-    def _open(self, kind: _Kind, rows: int) -> Batch:
+    def _open(self, kind: _Kind, rows: int) -> Batch | VerifiedBatch:
         lm, (spec, adapter) = self.lm, kind
         slots = self.slots if self.room is not None else _more_slots(rows)
         engine = self._engine(kind)
+        context = lm.base if lm.peft is not None and not adapter else nullcontext
+        if isinstance(spec.decoder.schedule, Verified):
+            return VerifiedBatch(lm.model, spec, self.on_step, context)
         forward: Forward
         if engine is None:
-            context = lm.base if lm.peft is not None and not adapter else nullcontext
             forward = PlainForward(lm.model, spec, slots, self.scorer, context)
         else:
             forward = engine.acquire(spec, slots, self._tenant)
@@ -362,7 +369,7 @@ def _roomiest(own: _Kind, others: Iterable[_Kind]) -> _Kind:
 
 def mixes_lengths(decoder: Decoder) -> bool:
     """Whether rows of different generated lengths can share a batch: not where the decoder depends on the length."""
-    if isinstance(decoder.schedule, BlockByBlock):
+    if isinstance(decoder.schedule, BlockByBlock | Verified):
         return True
     return decoder.schedule.block is not None and not isinstance(decoder.rule, TopKPerStep)
 

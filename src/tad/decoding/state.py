@@ -87,7 +87,8 @@ class DecodeSpec:
         schedule = self.decoder.schedule
         if not schedule.block_causal or schedule.block is None:
             return self.blocks
-        return BlockLayout(schedule.block, "absolute" if self.absolute_grid else "answer")
+        causal = self.blocks is not None and self.blocks.causal
+        return BlockLayout(schedule.block, "absolute" if self.absolute_grid else "answer", causal)
 
     @property
     def shared_block(self) -> int | None:
@@ -233,6 +234,16 @@ class DecodeState:
     def prompt_len(self) -> int:
         """KV positions for prompts, by the tensors' sizes: compiled code serves every size, and every number as its own case."""
         return self.canvas.shape[1] - self.steps.shape[1]
+
+    def open_block(self, spec: DecodeSpec) -> Tensor | None:
+        """KV positions of the block that sees itself in both directions, [slots, 2], the second behind it: none where a block is
+        stored. None where no model has such a block, because its context is not token-causal or it fills no masks."""
+        if spec.layout is None or not spec.layout.drafts:
+            return None
+        table = self.table
+        end = self.prompt_len + table.grid_start(table.created)
+        start = self.prompt_len + table.start_of(table.created - 1)
+        return torch.stack((torch.where(table.storing, end, start), end), dim=1)
 
     @property
     def generated(self) -> Tensor:

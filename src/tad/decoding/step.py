@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tad.decoding.sampler import Samples
-from tad.decoding.schedule import BlockByBlock, Pipelined
+from tad.decoding.schedule import BlockByBlock, Pipelined, Verified
 from tad.decoding.state import DecodeSpec, DecodeState
 from tad.decoding.unmasking import Candidates, OwnCanvas, Strategy, force_progress
 
@@ -162,6 +162,7 @@ def _write(rows: DecodeState, chosen: Tensor, samples: Samples, position: Tensor
 def plan(rows: DecodeState, spec: DecodeSpec) -> None:
     """What the next forward of each row computes and may reveal. Finished rows are marked inactive."""
     decoder, table = spec.decoder, rows.table
+    assert not isinstance(decoder.schedule, Verified)  # batches of its own
     masked = _fill_ends(rows, spec)
     if isinstance(decoder.schedule, BlockByBlock):
         rows.alive = rows.alive & (masked.any(1) | decoder.schedule.busy(table, masked))

@@ -51,12 +51,13 @@ class KVCache:
             values.scatter_(2, index, value)
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def narrow(self, rows: int, start: int) -> KVCache:
-        """A view of the first `rows` without the positions before `start`."""
-        view = copy(self)
-        view.length = self.length - start
-        view.keys = [keys[:rows, :, start:] for keys in self.keys]
-        view.values = [values[:rows, :, start:] for values in self.values]
+    def narrow(self, rows: int, start: int, end: int | None = None) -> KVCache:
+        """A view of the first `rows` without the positions before `start`, and without those from `end` on, whose first is the
+        dummy entry of the view: nothing that is still needed may be there."""
+        view, end = copy(self), self.length if end is None else end
+        view.length = end - start
+        view.keys = [keys[:rows, :, start : end + 1] for keys in self.keys]
+        view.values = [values[:rows, :, start : end + 1] for values in self.values]
         return view
 
     @property

@@ -50,7 +50,9 @@ def find_defaults(
 
 def read_defaults(checkpoint: Checkpoint, adapter: Path | None = None) -> DecodingDefaults:
     """What the family decodes with, then what the model's directory says, then what its adapter's does."""
-    found = DecodingDefaults(decoder=checkpoint.family.decoder)
+    layout = checkpoint.config.shape.blocks
+    drafts = layout is not None and layout.drafts
+    found = DecodingDefaults(decoder="verified" if drafts else checkpoint.family.decoder)
     converted = None if checkpoint.conversion is None else checkpoint.conversion.folder
     for folder in (checkpoint.folder, converted, adapter):
         if folder is not None and (folder / FILE).exists():

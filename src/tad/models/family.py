@@ -188,7 +188,10 @@ def family_named(name: str) -> Family:
 def family_of(model_type: object, where: str = "config.json") -> Family:
     """The family of a config's `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
+        causal = [family.model_type for family in (LLAMA, QWEN2, QWEN3)]
+        others = sorted(FAMILIES.keys() - set(causal))
         raise TadError(
-            f"{where}: model_type {model_type!r:.40} is not supported; known: {', '.join(sorted(FAMILIES))}"
+            f"{where}: model_type {model_type!r:.40} is not supported; known: {', '.join(others)};"
+            f" autoregressive: {', '.join(causal)}"
         )
     return FAMILIES[model_type]

@@ -157,6 +157,7 @@ def format_info(facts: ModelInfo) -> str:
         "adapter": "none"
         if adapter is None
         else f"{adapter.source} (rank {adapter.rank}, alpha {adapter.alpha:g}, {adapter.parameters:,} parameters)",
+        **_next_step(shape.blocks, facts.source),
         f"forward of {cost.length}": f"{_scaled(cost.flops)}FLOP; {_scaled(cost.flops_per_token)}FLOP per token,"
         f" {_scaled(cost.head_flops_per_token)}FLOP of it the head",
         "bytes read": f"{_scaled(cost.weight_bytes)}B of weights per forward;"
@@ -171,6 +172,18 @@ def _attention(layout: BlockLayout | None) -> str:
     if not layout.causal:
         return f"block-causal, blocks of {layout.size}"
     return "token-causal" + (f", blocks of {layout.size} behind it" if layout.drafts else "")
+
+
+def _next_step(layout: BlockLayout | None, source: str) -> dict[str, str]:
+    """What to do with a checkpoint that a diffusion toolkit would not be expected to read."""
+    if layout is None or not layout.causal:
+        return {}
+    if layout.drafts:
+        return {"decoders": "verified (the text is the autoregressive one), autoregressive, or by blocks"}
+    return {
+        "decoders": "autoregressive: one token per forward",
+        "next": f"`tad convert {source} --out DIR` makes it fill several masks per forward and verify them itself",
+    }
 
 
 def _scaled(number: float) -> str:

@@ -19,7 +19,7 @@ from tad.decoding import Decoded, Decoder, EngineChoice, GraphEngine, Request, S
 from tad.decoding.cache_policy import BlockCache
 from tad.decoding.noise import uniform
 from tad.decoding.sampler import Samples
-from tad.decoding.schedule import BlockByBlock, Schedule
+from tad.decoding.schedule import BlockByBlock, Schedule, Verified
 from tad.decoding.unmasking import Candidates, EntropyThreshold, Strategy, Top1, first_best
 from tad.errors import TadError
 from tad.models import LM, BlockLayout
@@ -114,7 +114,7 @@ class RolloutConfig:
         name = "tad-leftmost" if self.order == "parallel" else "one-by-one"
         stop = "end" if self.stop_at_end else "off"
         found = get_decoder(name, block=block, cache=self.cache, temperature=self.temperature, stop=stop)
-        schedule: Schedule = found.schedule
+        schedule: Schedule | Verified = found.schedule
         cache = found.cache
         if layout is not None and layout.grid == "absolute":
             schedule = BlockByBlock(sub_block=block if block < int(layout.size) else None, store=False)

@@ -28,6 +28,7 @@ from tad.decoding.engine.network import Network, compile_dynamic, compile_whole
 from tad.decoding.engine.weights import fingerprint, why_unfit
 from tad.decoding.prefixes import Held
 from tad.decoding.sampler import Samples, sample
+from tad.decoding.schedule import Verified
 from tad.decoding.state import DecodeSpec, DecodeState, Request, RowFacts
 from tad.decoding.step import Queries, decide, step
 from tad.decoding.unmasking import Credit, TopKPerStep, on_device
@@ -44,6 +45,8 @@ def why_not(model: MaskedDiffusionModel, decoder: Decoder, adapter: bool | None 
     `adapter` says that an adapter that is not merged is to be switched on or off; it then has fused weights of its own.
     """
     sampling, rule = decoder.sampling, decoder.rule
+    if isinstance(decoder.schedule, Verified):
+        return "decoder 'verified' has forwards of its own"
     if sampling.cfg:
         return "guidance runs every row twice"
     if isinstance(rule, Credit):

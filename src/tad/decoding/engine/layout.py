@@ -69,12 +69,14 @@ def pack_queries(
     every = rows.start[:, None] + torch.arange(shape.window, device=device)
     every = torch.where(every < gap[:, None], every, every + left_out[:, None])
     some = spec.prompt_len + position - spec.logit_shift
+    opened = rows.open_block(spec)
     alone = slots == 1  # nothing is packed then, and padding is computed like the rest
 
     def spans(count: Tensor, of: Tensor, at: Tensor) -> Spans | None:
         if not spanned:
             return None
-        end = _seen_end(at, rows.pad[of], (rows.prompt_len + rows.length)[of], spec)
+        here = None if opened is None else opened[of]
+        end = _seen_end(at, rows.pad[of], (rows.prompt_len + rows.length)[of], spec, here)
         first = torch.zeros_like(count) if alone else count.cumsum(0) - count
         return Spans(first, torch.full_like(count, len(at)) if alone else count, rows.pad, end)
 
@@ -135,20 +137,28 @@ def _bias(rows: DecodeState, spec: DecodeSpec, query: Tensor) -> Tensor:
     end = (rows.prompt_len + rows.length)[:, None]
     pad = rows.pad[:, None]
     if spec.layout is not None:
-        end = _seen_end(query, pad, end, spec)
+        opened = rows.open_block(spec)
+        end = _seen_end(query, pad, end, spec, None if opened is None else opened[:, None])
     seen = (place >= pad[:, :, None]) & (place < end[:, :, None])
     zeros = torch.zeros(seen.shape, dtype=rows.confidence.dtype, device=seen.device)
     return zeros.masked_fill(~seen, float("-inf"))[:, None]
 
 
-def _seen_end(query: Tensor, pad: Tensor, end: Tensor, spec: DecodeSpec) -> Tensor:
+def _seen_end(
+    query: Tensor, pad: Tensor, end: Tensor, spec: DecodeSpec, opened: Tensor | None = None
+) -> Tensor:
     """Behind the last KV position that queries at KV positions see, in rows with so much padding that end there.
 
     Under block-causal attention that is the end of the query's block. A query in padding counts to the first block.
+    `opened` [..., 2] is `DecodeState.open_block` of each query's row.
     """
     layout = spec.layout
     if layout is None:
         return end
+    if opened is not None:
+        first, behind = opened.unbind(-1)
+        seen = torch.where((query >= first) & (query < behind), behind, query + 1)
+        return seen.maximum(pad + 1).minimum(end)
     absolute = layout.grid == "absolute"
     start = pad if absolute else spec.prompt_len
     block = torch.div(
