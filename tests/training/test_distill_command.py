@@ -23,7 +23,9 @@ from tad.training.distill import build_objective
 from tad.training.recipe import DistillRecipe
 
 DISTILL = sorted(
-    name for name in bundled_recipes() if not name.startswith(("collect", "pretrain", "run-", "study-"))
+    name
+    for name in bundled_recipes()
+    if not name.startswith(("collect", "convert", "pretrain", "run-", "study-"))
 )
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "tasks": ("tasks", "grade"),
     "recipes": ("recipes",),
     "trajectories": ("collect", "trajectories", "window"),
-    "train": ("distill",),
+    "train": ("convert", "distill"),
     "evaluate": ("evaluate", "regrade", "points", "compare"),
     "throughput": ("throughput",),
     "harness": ("lm_eval",),

@@ -154,7 +154,8 @@ def evaluate(
     with options.busy(f"loading {model}"):
         lm = options.load_model(model, adapter, device, dtype)
         identity = Identity.of(lm)
-        lm.merge()
+        if lm.conversion is None:
+            lm.merge()
     with Progress("the batch in flight") as progress:
         if not swept:
             from tad.evaluation import evaluate as run

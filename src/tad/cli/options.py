@@ -233,7 +233,7 @@ def load_model(
         raise TadError("--device mps: this machine or this build of torch has no MPS; use --device cpu")
     quieten()
     lm = load(model, adapter=adapter, device=device, dtype=dtype, quantize=cast(Any, quantize))
-    if to_decode:
+    if to_decode and lm.conversion is None:
         lm.merge()
     return lm
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Recipe")
 # Verb -> keys that only its recipes have.
 _KEYS = {
+    "convert": {"data", "how", "block", "held_out"},
     "collect": {"tasks", "gen_length", "shard_size"},
     "distill": {"trajectories", "objective", "learning"},
     "run": {"students", "student_decoders"},

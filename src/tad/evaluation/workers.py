@@ -29,7 +29,8 @@ class _RayRunner:
         self.items = Questions(self.recipe.tasks, self.recipe.data_dir).items
         lm = load(self.recipe.model, self.recipe.adapter, device=self.recipe.device, dtype=self.recipe.dtype)
         identity = Identity.of(lm)
-        lm.merge()
+        if lm.conversion is None:
+            lm.merge()
         self.runner = Runner(lm, self.recipe, identity)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

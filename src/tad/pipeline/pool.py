@@ -83,7 +83,8 @@ class ModelPool:
         answers they are."""
         lm = self.base() if result is None else self.trained(result)
         identity = Identity.of(lm)
-        lm.merge()
+        if lm.conversion is None:
+            lm.merge()
         return lm, identity
 
     # Stages of a chain or a study. Each goes on where it was stopped, and raises `Stopped` where it is stopped again.

@@ -31,7 +31,7 @@ from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base
 from tad.training.held_out import HeldOut
 from tad.training.objectives import LossModule, Objective, check_settings, get_objective
 from tad.training.objectives.module import checkpoint_layers
-from tad.training.recipe import DistillRecipe
+from tad.training.recipe import DistillRecipe, TrainingRecipe
 from tad.training.record import ADAPTER, MODEL, write_record
 from tad.training.states import TrajectorySet, read_stores
 from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
@@ -122,7 +122,7 @@ def _train(
     if checkpoint is not None:
         check_position(checkpoint, "named", named)
     spec = RunSpec(
-        batches=_load_batches(data, start, steps, recipe, arguments),
+        batches=load_batches(data, start, steps, recipe, arguments),
         start=start,
         steps=steps,
         keep=recipe.keep,
@@ -161,13 +161,8 @@ def _measures(
     recipe: DistillRecipe, lm: LM, objective: Objective, split: Split, steps: int, evaluate: Evaluate | None
 ) -> tuple[BetweenSteps, ...]:
     """Held-out loss at the start, the end and between; the quick evaluation at the end and between."""
-    found = []
-    if recipe.validation:
-        held = read_stores([Path(folder) for folder in recipe.validation], lm)
-        held_out = HeldOut(held, objective, recipe.validation_states, split, recipe.seed)
-        found.append(
-            BetweenSteps(lambda step: step % recipe.validate_every == 0 or step >= steps, held_out.measure)
-        )
+    held = read_stores([Path(folder) for folder in recipe.validation], lm) if recipe.validation else None
+    found = [*measure_held_out(recipe, held, objective, split, steps)]
     if evaluate is not None:
         every = recipe.evaluation.every if recipe.evaluation else recipe.validate_every
 
@@ -185,9 +180,21 @@ def _measures(
     return tuple(found)
 
 
-def _load_batches(
-    data: MicroBatches, start: int, steps: int, recipe: DistillRecipe, arguments: TrainingArguments
+def measure_held_out(
+    recipe: TrainingRecipe, held: TrajectorySet | None, objective: Objective, split: Split, steps: int
+) -> tuple[BetweenSteps, ...]:
+    """The loss on held-out rows, where there are any."""
+    if held is None:
+        return ()
+    held_out = HeldOut(held, objective, recipe.validation_states, split, recipe.seed)
+    due = BetweenSteps(lambda step: step % recipe.validate_every == 0 or step >= steps, held_out.measure)
+    return (due,)
+
+
+def load_batches(
+    data: MicroBatches, start: int, steps: int, recipe: TrainingRecipe, arguments: TrainingArguments
 ) -> DataLoader:
+    """This process's micro-batches from a step on."""
     cuda, parts = arguments.device.type == "cuda", data.split.accumulation
     return DataLoader(
         data,
@@ -261,7 +268,7 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
     return module
 
 
-def training_arguments(recipe: DistillRecipe, out: Path, split: Split) -> TrainingArguments:
+def training_arguments(recipe: TrainingRecipe, out: Path, split: Split) -> TrainingArguments:
     """The library's settings for a run whose data, denominators and end are ours."""
     learning, cuda = recipe.learning, torch.cuda.is_available() and recipe.device != "cpu"
     bf16 = cuda if recipe.precision == "auto" else recipe.precision == "bf16"
@@ -366,7 +373,7 @@ def facts(lm: LM, trajectories: TrajectorySet, data: MicroBatches, trainer: Loss
 
 
 @contextmanager
-def explained(recipe: DistillRecipe) -> Iterator[None]:
+def explained(recipe: TrainingRecipe) -> Iterator[None]:
     """Out of memory, in words that help."""
     try:
         yield

@@ -1,10 +1,10 @@
-"""The recipe of a distillation run, typed. Defaults are the paper's training settings for LLaDA."""
+"""The recipes of `tad distill` and `tad convert`, typed. Defaults of distillation are the paper's training settings for LLaDA."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from tad.config import Positive, Recipe, Share
 
@@ -75,40 +75,24 @@ class EvaluationSection(Recipe):
     """The decoder's own parameters."""
 
 
-class DistillRecipe(Recipe):
-    """Everything `tad distill` needs."""
+class TrainingRecipe(Recipe):
+    """What all trainings of a student have in common."""
 
     name: str
     model: str
-    start: str | None = None
-    """An adapter that is added to the weights first: training starts from that student, which is also the teacher. The
-    result is one adapter over `model`, of both ranks together."""
-    trajectories: list[str] = Field(min_length=1)
-    """Stores made by `tad collect`."""
     objective: ObjectiveSection = ObjectiveSection()
-    states: Positive | Literal["all"] = "all"
-    """States per trajectory and epoch; for objectives that draw their own noise, draws per trajectory."""
-    filler_states: bool = False
-    """Also visit states in which only end filler is left to reveal."""
     adapter: AdapterSection = AdapterSection()
-    full: bool = False
-    """Train all weights instead of adapters. A teacher then costs a second, frozen copy of the model."""
     learning: LearningSection = LearningSection()
     batch: BatchSection = BatchSection()
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Of the computation; auto: bf16 on a GPU. What is trained is kept in fp32."""
-    fp8_base_forward: bool = False
-    """Run the frozen projections under adapters in fp8; gradients go through the weights as they are."""
     gradient_checkpointing: bool | Literal["half"] = False
     """Make the activations of all layers, or of every other one, again in backward: less memory, more time."""
     compile: bool = False
     """Compile the layers."""
-    validation: list[str] = Field(default_factory=list)
-    """Stores whose held-out loss is logged at the start, the end and every `validate_every` steps."""
     validation_states: Positive = 4
+    """Held-out states of each trajectory."""
     validate_every: Positive = 200
-    evaluation: EvaluationSection | None = None
-    """A quick look at accuracy and speed while training."""
     seed: int = 0
     save_every: Positive = 500
     keep: Positive = 2
@@ -122,6 +106,36 @@ class DistillRecipe(Recipe):
     device: str | None = None
     dtype: str | None = None
     """Of the weights as loaded; default: the checkpoint's own."""
+
+    def content_hash_fields(self) -> dict[str, Any]:
+        """The part that decides the result. Where, how split and how often saved may change between calls."""
+        values = self.model_dump(mode="json")
+        for name in _MAY_CHANGE & values.keys():
+            values.pop(name)
+        values["batch"].pop("micro")
+        return values
+
+
+class DistillRecipe(TrainingRecipe):
+    """Everything `tad distill` needs."""
+
+    start: str | None = None
+    """An adapter that is added to the weights first: training starts from that student, which is also the teacher. The
+    result is one adapter over `model`, of both ranks together."""
+    trajectories: list[str] = Field(min_length=1)
+    """Stores made by `tad collect`."""
+    states: Positive | Literal["all"] = "all"
+    """States per trajectory and epoch; for objectives that draw their own noise, draws per trajectory."""
+    filler_states: bool = False
+    """Also visit states in which only end filler is left to reveal."""
+    full: bool = False
+    """Train all weights instead of adapters. A teacher then costs a second, frozen copy of the model."""
+    fp8_base_forward: bool = False
+    """Run the frozen projections under adapters in fp8; gradients go through the weights as they are."""
+    validation: list[str] = Field(default_factory=list)
+    """Stores whose held-out loss is logged at the start, the end and every `validate_every` steps."""
+    evaluation: EvaluationSection | None = None
+    """A quick look at accuracy and speed while training."""
 
     @model_validator(mode="after")
     def _check(self) -> DistillRecipe:
@@ -146,16 +160,54 @@ class DistillRecipe(Recipe):
         states = mean_length if self.states == "all" else min(self.states, mean_length)
         return self.learning.steps * self.batch.size / max(1.0, trajectories * states)
 
-    def content_hash_fields(self) -> dict[str, Any]:
-        """The part that decides the result. Where, how split and how often saved may change between calls."""
-        values = self.model_dump(mode="json")
-        for name in _MAY_CHANGE:
-            values.pop(name)
-        values["batch"].pop("micro")
-        return values
+
+class TextSection(Recipe):
+    """Texts that a conversion is trained on."""
+
+    source: str
+    """A file of rows (jsonl, jsonl.gz, parquet) with `question` and `answer`, or with `messages` that end with the
+    assistant's; a task's name, whose solutions are the answers; or a store made by `tad collect`, whose answers are the
+    model's own."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """How often a row is visited per epoch; below 1, that share of the rows is taken."""
+    split: str | None = None
+    """Of a task; default: `train` where it has one."""
+    limit: Positive | None = None
+    """The first so many rows; all by default."""
 
 
-_MAY_CHANGE = (
+class ConvertRecipe(TrainingRecipe):
+    """Everything `tad convert` needs."""
+
+    data: list[TextSection] = Field(min_length=1)
+    how: Literal["adapter", "all"] = "adapter"
+    """adapter: the parent stays as it is, and an adapter acts on masks only. all: all weights are trained, also on the next
+    token of the text; the result is an autoregressive checkpoint of its own."""
+    block: Annotated[int, Field(ge=2, le=4096)] = 16
+    """Positions of a block: how many masks the model fills at a time."""
+    mask: Annotated[int, Field(ge=0)] | None = None
+    """The token that stands for a mask; default: one that no text uses."""
+    longest: Positive = 1024
+    """Tokens of a row, question and answer; longer ones are left out."""
+    held_out: Annotated[int, Field(ge=0)] = 64
+    """Rows that are not trained on, and measured at the start, the end and every `validate_every` steps; at most a tenth."""
+    data_dir: str | None = None
+    """Where tasks have their data; default: TAD_DATA, else the hub."""
+
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, value: ObjectiveSection) -> ObjectiveSection:
+        if value.name != "causal-blocks":
+            raise ValueError(f"a conversion learns by causal-blocks, not by '{value.name}'")
+        return value
+
+    @property
+    def full(self) -> bool:
+        """Whether all weights are trained."""
+        return self.how == "all"
+
+
+_MAY_CHANGE = {
     "name", "model", "start", "trajectories", "validation", "validation_states", "validate_every", "evaluation", "save_every",
-    "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing",
-)  # fmt: skip
+    "keep", "report_to", "distributed", "workers", "device", "compile", "gradient_checkpointing", "data_dir",
+}  # fmt: skip
