@@ -34,7 +34,7 @@ def test_the_stages_of_a_protocol_are_its_counts_times_its_rates(name: str) -> N
 
 @pytest.mark.parametrize("name", ["study-llada", "study-dream"])
 def test_a_study_makes_its_store_its_students_and_the_base_s_answers_once(name: str, tmp_path) -> None:
-    stages = [one.stage for one in estimate_study(StudyPlan(load_recipe(StudyRecipe, name), tmp_path))]
+    stages = [one.stage for one in estimate_study(StudyPlan(load_recipe(StudyRecipe, name), tmp_path), ["main"])]
     rivals = ["dparallel", "d2f", "d3llm", "sft", "tad-quality", "tad-speed"]
     assert stages == [
         "collect 'teacher'",
@@ -42,6 +42,14 @@ def test_a_study_makes_its_store_its_students_and_the_base_s_answers_once(name: 
         "evaluate 'base'",
         *(f"evaluate '{method}, seed 0'" for method in rivals),
     ]
+
+
+def test_a_study_estimates_what_only_names(tmp_path) -> None:
+    plan = StudyPlan(load_recipe(StudyRecipe, "study-llada"), tmp_path)
+    stages = {one.stage for one in estimate_study(plan, ["lambda"])}
+    assert "distill 'lambda/lambda=0.5, seed 0'" in stages
+    assert not any("windows" in stage or "dparallel" in stage for stage in stages)
+    assert len(stages) < len(estimate_study(plan)) / 2
 
 
 @pytest.mark.parametrize("words", [["run", "run-llada"], ["study", "study-dream"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from tad.evaluation.recipe import EvalTask
 from tad.evaluation.sweep import Setting
@@ -21,9 +22,10 @@ from tad_lab.study.cells import ResolvedMethod
 from tad_lab.study.plan import StudyPlan
 
 
-def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
+def estimate_study(plan: StudyPlan, only: Sequence[str] = ()) -> list[StageEstimate]:
     """The stores, trainings and answers of a study's tables, each once: the decoders of a model share its answers, under the
-    name of the first. Trials of tuning are trainings too."""
+    name of the first. Trials of tuning are trainings too. `only`: patterns of tables or methods, as in a run."""
+    plan.check_only(only)
     recipe, rates = plan.recipe, plan.recipe.rates
     if rates is None:
         return []
@@ -51,13 +53,19 @@ def estimate_study(plan: StudyPlan) -> list[StageEstimate]:
         found[1].extend(settings)
 
     tuning = recipe.tuning
+    places = plan.places(only)
+    asked, wanted = {place[:2] for place in places}, {plan.methods[name].tuned_as for _, name, _ in places}
     for name in tuning.methods if tuning else ():
+        if name not in wanted:
+            continue
         assert tuning is not None
         for number, changes in enumerate(tuning.trials_of(name)):
             tried = plan.methods[plan.tuned_method(name)]
             add(f"{name}, trial {number}", tried, tuning.seed, changes, tuning.tasks)
     for table in recipe.tables:
         for method in (plan.methods[name] for name in plan.rows_of(table)):
+            if (table, method.name) not in asked:
+                continue
             for seed in [] if method.absent else plan.seeds_of(method, table):
                 label = method.name if seed is None else f"{method.name}, seed {seed}"
                 add(label, method, seed, None, recipe.evaluate.tasks)

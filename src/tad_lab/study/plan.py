@@ -216,7 +216,7 @@ class StudyPlan:
         trials before it decide what it is; None while they are not done.
         """
         begun: set[str] = set()
-        for table, name, seed in self._places(only):
+        for table, name, seed in self.places(only):
             tuned_as = self.methods[name].tuned_as
             if tuned_as is not None and tuned_as not in begun:
                 begun.add(tuned_as)
@@ -226,7 +226,7 @@ class StudyPlan:
                     yield TUNING, tuned_as, trial.seed, trial
             yield table, name, seed, self.cell(name, seed)
 
-    def _places(self, only: Sequence[str]) -> list[tuple[str, str, int | None]]:
+    def places(self, only: Sequence[str]) -> list[tuple[str, str, int | None]]:
         """(table, method, seed), each once."""
         found: dict[tuple[str, str, int | None], None] = {}
         for pattern in only or ("*",):
