@@ -34,7 +34,9 @@ def test_the_stages_of_a_protocol_are_its_counts_times_its_rates(name: str) -> N
 
 @pytest.mark.parametrize("name", ["study-llada", "study-dream"])
 def test_a_study_makes_its_store_its_students_and_the_base_s_answers_once(name: str, tmp_path) -> None:
-    stages = [one.stage for one in estimate_study(StudyPlan(load_recipe(StudyRecipe, name), tmp_path), ["main"])]
+    stages = [
+        one.stage for one in estimate_study(StudyPlan(load_recipe(StudyRecipe, name), tmp_path), ["main"])
+    ]
     rivals = ["dparallel", "d2f", "d3llm", "sft", "tad-quality", "tad-speed"]
     assert stages == [
         "collect 'teacher'",
