@@ -8,7 +8,7 @@ FAMILY  ?= llada
 # Files or directories of tests; empty means all of them.
 TESTS   ?=
 
-.PHONY: setup demo test test-all lint docs format clean
+.PHONY: setup demo shell test test-all lint docs format clean
 # `demo` needs the package alone, `test` and `lint` its light extras, `test-all` also the heavy ones.
 setup: $(VENV)/.installed
 EXTRAS-installed :=
@@ -25,6 +25,10 @@ $(VENV)/.installed $(VENV)/.tested $(VENV)/.all $(VENV)/.docs: $(VENV)/.%: pypro
 
 demo: setup
 	@$(BIN)/python -m tad demo --family $(FAMILY)
+
+# A shell in which `tad` is known; `source .venv/bin/activate` does the same in the shell at hand.
+shell: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $${SHELL:-/bin/sh}
 
 test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" $(TESTS)

@@ -62,7 +62,7 @@ def parse_recipe(
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = _choose_problem(schema, error)
         field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
         for override in overrides:
             key = override.partition("=")[0]
@@ -76,6 +76,18 @@ def parse_recipe(
             ) from None
         message = problem["msg"].removeprefix("Value error, ")
         raise TadError(f"{where}: '{field}': {message} (got {problem['input']!r})") from None
+
+
+def _choose_problem(schema: type[Recipe], error: ValidationError) -> Any:
+    """The first problem; before a missing key, an unknown one that looks like it."""
+    problems = error.errors()
+    absent = {problem["loc"] for problem in problems if problem["type"] == "missing"}
+    for problem in (one for one in problems if one["type"] == "extra_forbidden"):
+        *place, name = problem["loc"]
+        near = [str(loc[-1]) for loc in absent if list(loc[:-1]) == place]
+        if difflib.get_close_matches(str(name), near, n=1):
+            return problem
+    return problems[0]
 
 
 def find_recipe(source: str | Path) -> tuple[Path, str | None]:

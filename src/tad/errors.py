@@ -5,5 +5,24 @@ prints that line and exits with code 2; a library caller can catch it. Programmi
 """
 
 
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
 class TadError(Exception):
     """Bad input or an unusable environment: the message says what is wrong and what to do."""
+
+
+class MissingExtraError(TadError):
+    """A package that only an extra of this one brings is not installed."""
+
+    def __init__(self, what: str, *extras: str) -> None:
+        clone = Path(__file__).parents[2]
+        if not (clone / "pyproject.toml").is_file():
+            super().__init__(f"{what} is not installed; install tad again with its extra [{','.join(extras)}]")
+            return
+        place = "." if clone == Path.cwd() else str(clone)
+        pip = f"{Path(sys.executable)} -m pip"
+        super().__init__(f'{what} is not installed: {pip} install -e "{place}[{",".join(extras)}]"')

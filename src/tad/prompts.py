@@ -43,6 +43,8 @@ def read_questions(
             raise TadError(f"{file}: not UTF-8 text (byte {error.start})") from None
         return _split(text, str(file), jsonl=file.suffix == ".jsonl")
     if prompt is not None and prompt != "-":
+        if not prompt.strip():
+            raise TadError("prompt: is empty; give a question as the argument, or - to read standard input")
         return [Question(prompt, "prompt")]
     if prompt is None and file is None and sys.stdin.isatty():
         raise TadError("no prompt: give it as an argument, with --file, or on standard input")

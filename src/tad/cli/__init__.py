@@ -9,19 +9,58 @@ import errno
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 import tad
 from tad.errors import TadError
 from tad.plugins import additions, plugins, resolve
 
+# `tad --help` shows its commands in these groups; one that no group names is shown under the last heading.
+GROUPS = {
+    "Look at a model": ("generate", "chat", "serve", "info", "decoders"),
+    "Make a student": ("init", "run", "recipes", "collect", "trajectories", "window", "distill", "pretrain"),
+    "Measure it": ("eval", "compare", "points", "report", "throughput", "regrade", "tasks", "grade", "lm-eval"),
+    "Other checkpoints": ("convert", "export", "push"),
+    "More": ("demo", "study"),
+}
+_START = """\
+Start here (a bundled model of 3M parameters; nothing to download, no GPU):
+  tad chat nano-llada --adapter nano-llada-ltr    ask a distilled model, watch it decode
+  tad demo                                        the whole method, in some minutes
+  tad init --data FILE.jsonl --model nano-llada   a recipe for your own questions
+"""
+
+
+class _Commands(typer.core.TyperGroup):
+    """The program, whose help has its commands in groups, after where to start."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        formatter.write(_START)
+        named = {name for names in GROUPS.values() for name in names}
+        rest = tuple(name for name in self.list_commands(ctx) if name not in named)
+        for title, names in GROUPS.items():
+            known = [name for name in names if name in self.commands]
+            with formatter.section(title):
+                formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in known])
+            if rest and title == next(reversed(GROUPS)):
+                formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in rest])
+
+
+def _first_sentence(command: Any) -> str:
+    return " ".join((command.help or "").split()).split(". ")[0].rstrip(".")
+
+
 app = typer.Typer(
     name="tad",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -74,10 +113,14 @@ _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR
 
 
 def main() -> None:
-    """Run the command line; a TadError, a full disk or an unusable path becomes one line and exit code 2, Ctrl-C 130."""
+    """Run the command line; a TadError, a wrong option, a full disk or an unusable path becomes one line and exit code 2,
+    Ctrl-C 130."""
     try:
         plugins()
-        app()
+        if code := app(args=sys.argv[1:] or ["--help"], standalone_mode=False):
+            sys.exit(code)
+    except _UsageError as error:
+        _fail(_explain_usage(error))
     except TadError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -101,6 +144,16 @@ def explain_machine(error: Exception) -> str | None:
     if isinstance(error, OSError) and number in _UNUSABLE and error.filename is not None:
         return f"{error.filename}: cannot be used ({error.strerror}); give another path"
     return None
+
+
+# Of typer, or of click in its older releases.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+def _explain_usage(error: Any) -> str:
+    """A wrong option or value in a line, with the command whose help has the right ones."""
+    command = f"{error.ctx.command_path.replace('python -m tad', 'tad')} " if error.ctx else "tad "
+    return f"{error.format_message().rstrip('.')}; {command}--help lists what there is"
 
 
 def _fail(line: str) -> NoReturn:

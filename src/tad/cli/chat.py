@@ -28,6 +28,7 @@ COMMANDS = {
     "/quit": "end (or Ctrl-D)",
 }
 _PROMPT = "you> "
+_END = ("/quit", "/exit", "/q", "/bye")
 
 
 def chat(
@@ -92,9 +93,16 @@ def _converse(talk: Conversation, terminal: bool, live: bool) -> None:
     """Read, answer, print. At a terminal a mistake is named and the conversation goes on; in a pipe it ends it."""
     asking = sys.stdin.isatty() and terminal
     if asking:
-        typer.secho(f"{talk.lm.source}, decoder {talk.name}. /help lists commands; Ctrl-D ends.", dim=True)
+        typer.secho(f"{talk.lm.source}, decoder {talk.name}. /help lists commands; /exit ends.", dim=True)
+        from tad.tasks.nano.samples import sample_questions
+
+        if examples := sample_questions(talk.lm.source):
+            typer.secho(
+                "It knows generated word problems, school maths and short Python functions only. Try:", dim=True
+            )
+            typer.echo("\n".join(f"  {question}" for _, question in examples))
     for line in _lines(asking):
-        if line == "/quit":
+        if line in _END:
             return
         if line == "/help":
             typer.echo("\n".join(f"{name:17s} {meaning}" for name, meaning in COMMANDS.items()))
@@ -135,7 +143,7 @@ def _edit_lines() -> None:
 
 def _reply(talk: Conversation, question: str, terminal: bool, live: bool) -> None:
     from tad.canvas.text import printable
-    from tad.cli.decode import summary
+    from tad.cli.decode import summary, warn_of_scope
 
     said = len(talk.messages)
     try:
@@ -149,6 +157,7 @@ def _reply(talk: Conversation, question: str, terminal: bool, live: bool) -> Non
         typer.echo(answer.text)
         return
     typer.echo(printable(answer.text))
+    warn_of_scope(talk.lm.source, question)
     left_out = said + 2 - len(talk.messages)
     if left_out:
         typer.secho(f"the first {left_out} messages no longer fit the context and are left out", dim=True)

@@ -67,6 +67,9 @@ def generate(
     chosen.for_blocks(lm.model.shape.blocks)  # refused before any prompt is
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
+    for question in questions:
+        if isinstance(question.prompt, str) and question.ids is None and not raw:
+            warn_of_scope(model, question.prompt)
     encoded = [_encode(lm, question, length, raw, allow_special) for question in questions]
     job = _Job(lm, chosen, length, seed, as_ids=ids is not None, model=model, adapter=adapter)
     terminal = sys.stdout.isatty()
@@ -110,6 +113,14 @@ def _encode(lm: LM, question: Question, gen_length: int, raw: bool, allow_specia
 
 
 # Decoding and printing
+
+
+def warn_of_scope(model: str, question: str) -> None:
+    """Say so where a bundled model is asked what it cannot know."""
+    from tad.tasks.nano.samples import explain_scope
+
+    if note := explain_scope(model, question):
+        typer.secho(note, err=True, dim=True)
 
 
 def summary(row: Decoded) -> str:

@@ -54,6 +54,7 @@ def export(
     """Merge an adapter and write a standard checkpoint under the original names."""
     from tad.models.export import export as write
 
+    options.quieten()
     target = write(model, out, adapter, dtype, max_shard_size, overwrite)
     typer.echo(f"wrote {target}")
 

@@ -83,6 +83,7 @@ def run(
         stop(words)
     if "evaluate" in chosen:
         typer.echo(f"\n{show_table(chain.table())}")
+        typer.echo("\n".join(["", *chain.conclude()]))
     typer.echo(f"written: {folder}")
 
 

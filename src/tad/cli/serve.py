@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tad.cli.options import Adapter, Device, Dtype, Model, Quantize, busy, check_decoder, load_model
-from tad.errors import TadError
+from tad.errors import MissingExtraError, TadError
 
 
 def serve(
@@ -111,4 +111,4 @@ def _check_extra() -> None:
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise TadError(f'{error.name} is not installed: pip install "tad-dllm[serve]"') from None
+        raise MissingExtraError(str(error.name), "serve") from None

@@ -80,7 +80,8 @@ class Decoder:
         if self.stop == "block" and not by_block:
             raise TadError("stop 'block' needs schedule 'block-by-block'")
         if length % block and not by_block:
-            raise TadError(f"gen_length {length} is not a multiple of the block length {block}")
+            nearest = max(1, length // block) * block
+            raise TadError(f"gen_length {length} is not a multiple of the block length {block}; use {nearest}")
         if isinstance(self.schedule, Verified):
             return self._check_verified()
         needs = self.cache.needs

@@ -15,8 +15,8 @@ from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable, RowSpec, analyse
 from tad.evaluation.labels import distinguish, label_runs, tell_apart
 from tad.evaluation.measurement import RESAMPLES, MethodRuns, Outcomes
-from tad.evaluation.methods import read_outcomes, setting_of
-from tad.evaluation.results import Results
+from tad.evaluation.methods import find_runs, read_outcomes, setting_of
+from tad.evaluation.results import META, Results
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ def compare_runs(folders: Sequence[str | Path], resamples: int = RESAMPLES) -> C
     """All runs against the first."""
     if len(folders) < 2:
         raise TadError("a comparison needs at least two runs")
+    for folder in map(Path, folders):
+        if folder.is_dir() and not (folder / META).is_file():
+            within = [str(found) for found in find_runs(folder)]
+            raise TadError(f"{folder}: holds several runs; name one of them: {', '.join(within[:6])}")
     runs = [Results.open(folder) for folder in folders]
     names = _name(runs)
     for other, name in zip(runs[1:], names[1:], strict=True):

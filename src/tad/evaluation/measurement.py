@@ -23,7 +23,7 @@ from tad.evaluation.summary import ratio_error, ratio_residuals, wilson
 from tad.evaluation.sweep import FIRST, Setting
 
 RESAMPLES = 1000
-_FEW = 5  # right or wrong answers of a task below which a standard error misleads
+FEW = 5  # right or wrong answers of a task below which a standard error misleads
 Interval = tuple[float, float]
 
 
@@ -198,7 +198,7 @@ def measure_task(method: MethodRuns, chosen: np.ndarray, times: np.ndarray) -> M
         tpf_se=ratio_error(ratio_residuals(tokens, forwards).mean(0)),  # seeds averaged
         accuracy_interval=100 * np.array([wilson(n, value / n) for value in right]),
         correct=correct,
-        few=np.minimum(right, n - right) < _FEW,
+        few=np.minimum(right, n - right) < FEW,
         drawn_accuracy=100 * (correct @ times) / n,
         drawn_tpf=drawn_tpf,
         drawn_forwards=(forwards @ times) / n,

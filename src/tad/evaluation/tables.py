@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.analysis import MEAN, POOLED, Estimate, ResultRow, ResultTable, ScopeResult
+from tad.evaluation.analysis import MEAN, POOLED, Estimate, ResultRow, ResultTable
+from tad.evaluation.measurement import FEW
 from tad.evaluation.sweep import FIRST
+from tad.evaluation.verdict import list_verdicts
 from tad.files import create_folder, write_json, write_whole
 
 SMALL = 200  # problems of a task; a number on fewer is marked on the page
@@ -80,8 +82,18 @@ def show_summary(summary: dict[str, Any], levels: bool = False) -> str:
     return "\n".join(lines)
 
 
+def _accuracy(found: dict[str, Any]) -> str:
+    """With its standard error, or with Wilson's interval where nearly all or nearly none are right."""
+    if not found["graded"]:
+        return "not graded"
+    if min(found["correct"], found["graded"] - found["correct"]) >= FEW:
+        return with_error(found["accuracy"], found["se"], 1)
+    low, high = found["interval"]
+    return f"{found['accuracy']:.1f} [{low:.1f}, {high:.1f}]"
+
+
 def _cells(found: dict[str, Any]) -> tuple[str, ...]:
-    accuracy = with_error(found["accuracy"], found["se"], 1) if found["graded"] else "not graded"
+    accuracy = _accuracy(found)
     if 0 < found["graded"] < found["n"]:
         accuracy += f" ({found['graded']} graded)"
     rate = found["tokens_per_second"]
@@ -332,33 +344,6 @@ def show_comparison(table: ResultTable, notes: Sequence[str] = ()) -> str:
         f"{pairs.label}, paired on the same problems (brackets: 95 % bootstrap; p: McNemar's exact test)"
     )
     return "\n".join([*parts, pairs.show()])
-
-
-def rank_rows(table: ResultTable) -> list[ResultRow]:
-    """The students, the fastest at the target accuracy first; without students, the base's decoders."""
-    rows = [row for row in table.rows if table.scope in row.scopes and row.method != table.base]
-    rows = [row for row in rows if row.trained] or rows
-
-    def speed(row: ResultRow) -> tuple[float, float]:
-        found = row.scopes[table.scope]
-        return (found.tpf_at_target.tpf or 0.0) if found.tpf_at_target else 0.0, found.accuracy.value
-
-    return sorted(rows, key=speed, reverse=True)
-
-
-def list_verdicts(table: ResultTable, most: int = 3) -> list[str]:
-    """What came out, in a sentence for each student: how many fewer forwards, and at what cost."""
-    found = [(row.title, row.scopes[table.scope]) for row in rank_rows(table)]
-    shown = [(title, one) for title, one in found if one.to_base and not one.setting.startswith(FIRST)]
-    return [f"{title}: {verdict(one)}" for title, one in shown[:most]]
-
-
-def verdict(found: ScopeResult) -> str:
-    """'9.2x fewer forwards at -2.1 [-14.6, +12.5] points, n = 48'."""
-    assert found.to_base is not None
-    times = found.to_base.speedup.value
-    word = "fewer" if times >= 1 else "as many"
-    return f"{times:.1f}x {word} forwards at {found.to_base.accuracy.with_interval(1, '+')} points, n = {found.n}"
 
 
 def explain(table: ResultTable) -> list[str]:

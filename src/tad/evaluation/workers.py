@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tad.errors import TadError
+from tad.errors import MissingExtraError
 from tad.evaluation.questions import Item, Questions
 from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results
@@ -49,7 +49,7 @@ def evaluate_with_ray(
     try:
         import ray
     except ImportError:
-        raise TadError("workers 'ray' needs Ray: pip install 'tad-dllm[ray]'") from None
+        raise MissingExtraError("Ray, which --workers ray needs,", "ray") from None
     questions = Questions(recipe.tasks, recipe.data_dir)
     places = {item.key: number for number, item in enumerate(questions.items)}
     if not ray.is_initialized():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.utils import logging
 
 from tad.errors import TadError
 from tad.models import lora
@@ -33,6 +34,7 @@ from tad.models.transformer import MaskedDiffusionModel
 if TYPE_CHECKING:
     from tad.generation import Conversation, Stream
 
+_LARGE = 2 * 10**9  # bytes of weights whose reading shows a bar
 ATTENTION = ("sdpa", "flex_attention")
 
 
@@ -156,7 +158,9 @@ class LM:
     def __repr__(self) -> str:
         packed = 2  # int4 weights in a byte
         size = sum(
-            one.numel() * (packed if one.dtype == torch.uint8 else 1) for one in self.model.parameters()
+            one.numel() * (packed if one.dtype == torch.uint8 else 1)
+            for name, one in self.model.named_parameters()
+            if ".lora_" not in name
         )
         adapter = f", adapter {self.adapter}" if self.adapter else ""
         dtype = str(self.dtype).removeprefix("torch.")
@@ -219,14 +223,15 @@ def load(
         return LM(
             empty, checkpoint.family, tokens, tokenizer, str(source), defaults=defaults, conversion=conversion
         )
-    model = checkpoint.family.model_class.from_pretrained(
-        checkpoint.folder,
-        config=checkpoint.config,
-        dtype=precision or checkpoint.dtype,
-        device_map=placement if quantize is None else {"": torch.device("cpu")},
-        attn_implementation=attn_implementation or "sdpa",
-        use_safetensors=True,
-    ).eval()
+    with _bar_of_large_files(checkpoint):
+        model = checkpoint.family.model_class.from_pretrained(
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=precision or checkpoint.dtype,
+            device_map=placement if quantize is None else {"": torch.device("cpu")},
+            attn_implementation=attn_implementation or "sdpa",
+            use_safetensors=True,
+        ).eval()
     lm = LM(
         model=model,
         family=checkpoint.family,
@@ -246,6 +251,19 @@ def load(
     if quantize is not None:
         quantize_model(lm.model, quantize, placement[""])
     return lm
+
+
+@contextmanager
+def _bar_of_large_files(checkpoint: Checkpoint) -> Iterator[None]:
+    """Hide transformers' bar of loaded weights, unless reading them takes long enough to be watched."""
+    shown = logging.is_progress_bar_enabled()
+    if sum(shard.stat().st_size for shard in checkpoint.shards) < _LARGE:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _default_device() -> str:

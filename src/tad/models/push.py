@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tad.errors import TadError
 from tad.models.checkpoint import check_files, read_json
 from tad.models.defaults import FILE as GENERATION
 from tad.models.defaults import KEY
+from tad.models.stored import first_line
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model", "*.md", "LICENSE*")
 CARD = "README.md"
@@ -63,9 +66,17 @@ def push(
         raise TadError(f"{repo}: no login; run `hf auth login`, or set HF_TOKEN") from None
     except HFValidationError as error:
         raise TadError(f"{repo}: {' '.join(str(error).split())}") from None
+    except _connection_errors() as error:
+        raise TadError(f"{repo}: the hub cannot be reached ({first_line(error)}); nothing was pushed") from None
     except (HfHubHTTPError, OSError) as error:
         raise TadError(f"{repo}: the hub answered: {' '.join(str(error).split())[:300]}") from None
     return address
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """Of the HTTP library that the hub's client uses, whose name depends on its release."""
+    names = [name for name in ("httpx2", "httpx") if find_spec(name)]
+    return tuple(import_module(name).TransportError for name in names)
 
 
 def find_result(folder: Path) -> tuple[Path, dict[str, Any]]:

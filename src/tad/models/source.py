@@ -26,6 +26,8 @@ def locate(source: str | Path, revision: str | None = None, weights: bool = True
     Pickled weights are never fetched. `code` also fetches the repository's Python files, which an export copies and
     nothing here runs.
     """
+    if not isinstance(source, (str, Path)):
+        raise TadError(f"{source!r}: should be a directory, a hub id or a bundled name")
     path, name = Path(source).expanduser(), str(source)
     bundled = [*bundled_models(), *bundled_adapters()]
     # A run's directory may have the name of the model: it hides the bundled one only if it is a model itself.

@@ -13,30 +13,39 @@ is refused.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
+import yaml
+
+from tad.config import Recipe
 from tad.errors import TadError
 from tad.evaluation.analysis import ResultTable
 from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
-from tad.evaluation.sweep import run_settings
+from tad.evaluation.recipe import EvalTask
+from tad.evaluation.sweep import FIRST, run_settings
 from tad.evaluation.tables import write_table
+from tad.evaluation.verdict import conclude, rank_rows
 from tad.files import create_folder, writing
+from tad.models import load
 from tad.pipeline.costs import add_rounds, write_costs
 from tad.pipeline.listener import Listener, Silent, Stopped
 from tad.pipeline.own_data import warn_of_few
 from tad.pipeline.pool import ModelPool, start_fields
 from tad.pipeline.recipe import RunRecipe, Training
 from tad.training.recipe import DistillRecipe
-from tad.training.record import RECORD, find_result, read_record, write_record
+from tad.training.record import MODEL, RECORD, find_result, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
+from tad.trajectories.summary import summarise
 from tad.trajectories.window import WINDOW, explain_caps
 
+_FEW = 64  # questions of a collected task, to see whether its answers can be graded here
 STAGES = ("collect", "window", "distill", "evaluate", "report")
 
 
@@ -57,11 +66,16 @@ class Chain:
         unknown = next((name for name in stages if name not in STAGES), None)
         if unknown is not None:
             raise TadError(f"stage '{unknown}' is not known; known: {', '.join(STAGES)}")
+        load(self.recipe.model, weights=False)  # a wrong path is named before data are looked for
         if "evaluate" in stages:
-            self.questions.check_graders()  # now, and not after hours of training
+            self._check_graders(self.questions, "evaluate.tasks", self.recipe.evaluate.tasks)
             if (few := warn_of_few(len(self.questions.items))) is not None and not self.smoke:
                 self.listener.say(few)
         if "collect" in stages:
+            graded = [task for task in self.recipe.collect_recipe().tasks if task.graded is True]
+            some = [EvalTask(name=task.name, split=task.split, limit=_FEW, options=task.options) for task in graded]
+            programs = Questions(some, self.recipe.data_dir)
+            self._check_graders(programs, "collect.tasks", self.recipe.collect_recipe().tasks)
             asked = [item.example for item in self.questions.items]
             last = self.recipe.last_round.collect
             for changes in ({}, last) if "tasks" in last else ({},):
@@ -82,6 +96,24 @@ class Chain:
             except Stopped:
                 return False
         return True
+
+    def _check_graders(self, questions: Questions, field: str, sections: Sequence[Recipe]) -> None:
+        """Refuse now, and not after hours, programs that cannot be judged here; with the override that leaves them out."""
+        able = questions.gradable()
+        unable = [label for label in questions.labels if label not in able]
+        if not unable:
+            return
+        try:
+            questions.check_graders(unable)
+        except TadError as error:
+            cause = str(error).partition(";")[0]
+            left = [task for task in sections if getattr(task, "name") not in unable]  # noqa: B009
+            ways = "install bubblewrap (apt install bubblewrap) and allow user namespaces"
+            if left:
+                values = [task.model_dump(mode="json", exclude_defaults=True) for task in left]
+                shown = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10**6).strip()
+                ways += f", or leave programs out: '{field}={shown}'"
+            raise TadError(f"{self.recipe.name}: {', '.join(unable)}: {cause}; {ways}") from None
 
     @cached_property
     def questions(self) -> Questions:
@@ -174,6 +206,37 @@ class Chain:
             windows.append((one.name, self.out / one.store, settings.get("window")))
         table = tabulate(groups[0], self.recipe.tolerance, title=self.recipe.name)
         return replace(table, note=explain_caps(windows))
+
+    def conclude(self) -> list[str]:
+        """Whether it was worth it, and what to type next with the best student."""
+        table = self.table()
+        summary = summarise(TrajectoryStore.open(self.out / "trajectories"))
+        kept = summary.kept / summary.attempted if summary.attempted else None
+        lines = [f"Verdict: {conclude(table, kept)}"]
+        sources = {name: path for name, path in self._models() if path is not None}
+        best = next(
+            (
+                (row, name)
+                for row in rank_rows(table)
+                for name in sources
+                if row.trained and row.method.startswith(f"{name}, ")
+            ),
+            None,
+        )
+        if best is None:
+            return lines
+        row, name = best
+        found, source = row.scopes[table.scope], sources[name]
+        student = [str(source)] if source.name == MODEL else [self.recipe.model, "--adapter", str(source)]
+        question = " ".join(self.questions.items[0].example.question.split())
+        runs = [self.sweep("base") / FIRST, self.sweep(name) / found.setting]
+        return [
+            *lines,
+            "Next:",
+            f"  {shlex.join(['tad', 'generate', *student, question])}",
+            f"  {shlex.join(['tad', 'serve', *student])}",
+            f"  {shlex.join(['tad', 'compare', *map(str, runs)])}",
+        ]
 
     def _report(self) -> None:
         from tad.evaluation.report import write_report

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from rich.console import Console
 from tad.canvas.terminal import Canvas
 from tad.config import load_recipe
 from tad.evaluation.analysis import ResultTable
-from tad.evaluation.tables import align, grid_results, list_verdicts
+from tad.evaluation.tables import align, grid_results
+from tad.evaluation.verdict import list_verdicts
 from tad.generation import Generation, generate
 from tad.models import LM
 from tad.models.lora import CONFIG
@@ -38,6 +40,7 @@ def run(family: str, problems: int, folder: Path, listener: Listener) -> bool:
     """All stages; `problems` of each task are asked. A finished demo in `folder` is begun anew, a stopped one goes on. Whether
     it came to the end."""
     if (folder / FINISHED).is_file():
+        listener.say(f"{folder}: a finished demo is there; starting over (one that was stopped goes on)")
         shutil.rmtree(folder)
     torch.manual_seed(0)
     began = time.monotonic()
@@ -61,10 +64,24 @@ def run(family: str, problems: int, folder: Path, listener: Listener) -> bool:
     page = (folder / "report" / "report.html").resolve()
     listener.say(f"\n{show_results(chain.table())}")
     listener.say(f"\nDone in {time.monotonic() - began:.0f} s. The report: {page}")
-    listener.say(
-        f"At full size: tad run run-nano-{family}, tad study study-nano-{family} (docs/reference/recipes.md)"
-    )
+    listener.say("\n".join(["", *next_steps(family)]))
     return True
+
+
+def next_steps(family: str) -> list[str]:
+    """What to type after the demo, in a shell that may not know `tad` yet."""
+    program = shutil.which("tad")
+    beside = Path(sys.executable).with_name("activate")
+    lines = []
+    if program is None and beside.is_file():
+        lines = [f"In this shell, first: source {os.path.relpath(beside)}"]
+    best = f"nano-{family} --adapter nano-{family}-ltr"
+    return [
+        *lines,
+        f"Talk with the distilled model:   tad chat {best}",
+        "Your own questions and answers:  tad init --data FILE.jsonl --model MODEL (docs/guide/your-data.md)",
+        f"The same at full size (a GPU, or hours; --list says how many):  tad run run-nano-{family}-ltr",
+    ]
 
 
 def choose_threads(lm: LM) -> None:
@@ -156,15 +173,16 @@ def show_success(pool: ModelPool, students: dict[str, str], listener: Listener) 
 def show_results(table: ResultTable) -> str:
     """The verdicts, then accuracy and speed of each method, narrow enough for any terminal."""
     grid = grid_results(table, [table.scope])
-    rows = [grid.head[:4], *([str(cell) for cell in row[:4]] for row in grid.groups[0].rows)]
+    rows = [grid.head[:5], *([str(cell) for cell in row[:5]] for row in grid.groups[0].rows)]
     return "\n".join(
         [
-            *list_verdicts(table),
+            *list_verdicts(table, most=1),
             "",
             align(rows),
             f"Smoke size: n = {sum(table.tasks.values())} problems, mean over tasks; ± standard error, brackets: 95 % intervals, "
-            "differences paired. 'base' is the model as it was, 'one-by-one' reveals one token per forward; quality and speed "
-            f"are students trained here in {STEPS} steps, nano-* the bundled ones, trained at full size. No conclusion should "
-            "be drawn from so few problems.",
+            f"differences paired. 'TPF at base - {table.tolerance:g}': at equal accuracy, at most {table.tolerance:g} points below "
+            "the base one token at a time. 'base' is the model as it was, 'one-by-one' reveals one token per forward; quality and "
+            f"speed are students trained here in {STEPS} steps, nano-* the bundled ones, trained at full size and each decoded as "
+            "it is by default. No conclusion should be drawn from so few problems.",
         ]
     )

@@ -19,6 +19,7 @@ from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE
 from tad.evaluation.recipe import EvalRecipe, EvalTask
 from tad.evaluation.sweep import FIRST, Setting, plan
+from tad.models import find_defaults
 from tad.tasks import Example, check_contamination, get_task
 from tad.tasks.selection import exclude_questions
 from tad.training.recipe import DistillRecipe, ObjectiveSection
@@ -210,7 +211,8 @@ class RunRecipe(ModelRecipe):
     students: dict[str, Values] = Field(min_length=1)
     """Name -> fields of `distill` laid over the shared ones; another `objective.name` replaces the whole objective."""
     adapters: dict[str, str] = Field(default_factory=dict)
-    """Students that are there already, by name, to be evaluated beside the others."""
+    """Students that are there already, by name, evaluated beside the others as their directories say: by their own decoder at
+    its own threshold."""
     decoders: list[str] = Field(default=["fast-dllm"])
     """Of the base, beside one token at a time."""
     student_decoders: list[str] = Field(default=["tad"], min_length=1)
@@ -255,10 +257,20 @@ class RunRecipe(ModelRecipe):
 
     def settings_of(self, model: str, family: str) -> list[Setting]:
         """The runs of the base or of a student."""
+        if model in self.adapters:
+            return [self._own_setting(self.adapters[model])]
         length = self.eval_recipe(self.evaluate.tasks).gen_length
         decoders = [FIRST, *self.decoders] if model == "base" else self.student_decoders
         found = [one for decoder in decoders for one in self.evaluate.plan(decoder, family, length, {})]
         return [one for one in found if one.decoder != FIRST or model == "base" or self.student_first]
+
+    def _own_setting(self, adapter: str) -> Setting:
+        """How the directory of a student says that it is decoded."""
+        defaults = find_defaults(self.model, adapter)
+        shared = dict(self.evaluate.settings)
+        if defaults.threshold is None:
+            return Setting(defaults.decoder, shared)
+        return Setting(defaults.decoder, {"threshold": defaults.threshold, **shared}, defaults.threshold)
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tad.decoding import Decoder
 from tad.decoding.decoders import describe, explain, parameters
 from tad.models import LM
 from tad.serving.validation import RequestValidator
-
-_EXAMPLE_TASKS = ("nano-word", "nano-math", "nano-code")
+from tad.tasks.nano.samples import sample_questions
 
 
 def model_card(validator: RequestValidator) -> dict[str, Any]:
@@ -51,15 +49,7 @@ def _special(lm: LM, token: int) -> dict[str, Any]:
 
 def _examples(lm: LM) -> list[dict[str, str]]:
     """Two problems of each family of the nano world, where the model is one of its own."""
-    if not Path(lm.source).name.startswith("nano-"):
-        return []
-    from tad.tasks import get_task
-
-    return [
-        {"title": f"{name} {number}", "prompt": example.question}
-        for name in _EXAMPLE_TASKS
-        for number, example in enumerate(get_task(name, size=2).examples("test"), start=1)
-    ]
+    return [{"title": title, "prompt": question} for title, question in sample_questions(lm.source, each=2)]
 
 
 def describe_decoder(decoder: Decoder) -> dict[str, Any]:

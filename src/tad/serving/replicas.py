@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from tad.errors import TadError
+from tad.errors import MissingExtraError
 from tad.serving.settings import Settings
 
 
@@ -101,5 +101,5 @@ def _import_ray() -> tuple[Any, Any]:
         import ray
         from ray import serve
     except ImportError:
-        raise TadError('--backend ray needs Ray Serve: pip install "tad-dllm[serve,ray]"') from None
+        raise MissingExtraError("Ray Serve, which --backend ray needs,", "serve", "ray") from None
     return ray, serve

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments, set_seed
 
 from tad.decoding import decoders_for
-from tad.errors import TadError
+from tad.errors import MissingExtraError, TadError
 from tad.files import hash_file
 from tad.models import LM, load
 from tad.models.defaults import write_defaults
@@ -288,7 +288,7 @@ def training_arguments(recipe: TrainingRecipe, out: Path, split: Split) -> Train
         }
     elif recipe.distributed == "deepspeed":
         if find_spec("deepspeed") is None:
-            raise TadError("distributed: deepspeed needs DeepSpeed: pip install 'tad-dllm[deepspeed]'")
+            raise MissingExtraError("DeepSpeed, which distributed: deepspeed needs,", "deepspeed")
         settings["deepspeed"] = copy.deepcopy(ZERO2)
     if split.ranks > 1 and not cuda:
         settings["ddp_backend"] = "gloo"

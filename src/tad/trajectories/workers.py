@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tad.errors import TadError
+from tad.errors import MissingExtraError
 from tad.models import LM, load
 from tad.models.source import locate
 from tad.trajectories.collect import CollectListener, Collector, fill
@@ -75,7 +75,7 @@ def collect_with_ray(
     try:
         import ray
     except ImportError:
-        raise TadError("workers 'ray' needs Ray: pip install 'tad-dllm[ray]'") from None
+        raise MissingExtraError("Ray, which --workers ray needs,", "ray") from None
     lm = load_teacher(recipe, "cpu")
     collector = Collector(lm, recipe)
     store = TrajectoryStore.open_or_create(out, collector.meta())

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tad.errors import TadError
+from tad.errors import MissingExtraError, TadError
 from tad.evaluation.lm_eval import TASKS
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def check_harness() -> str:
     try:
         version = metadata.version("lm_eval")
     except metadata.PackageNotFoundError:
-        raise TadError(
-            f"lm-evaluation-harness is not installed; pip install 'tad-dllm[eval]' (lm-eval >= {wanted})"
-        ) from None
+        raise MissingExtraError(f"lm-evaluation-harness (lm-eval >= {wanted})", "eval") from None
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < NEEDED:
         raise TadError(f"lm-evaluation-harness {version} is too old; pip install 'lm-eval>={wanted}'")

@@ -171,6 +171,8 @@ def chart_areas(table: ResultTable, styles: Mapping[str, Style], name: str) -> C
             bars.append(
                 Bar(row.title, area.value, area.interval, f"{area.value:.0f}{short}", styles[row.title])
             )
+    if len(bars) < 2:  # nothing to compare
+        return None
     title = f"AUP, {shorten(table.scope)}"
     return _chart_bars(table, bars, title, "AUP (weighted area under accuracy)", name)
 

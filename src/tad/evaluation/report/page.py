@@ -26,7 +26,8 @@ from tad.evaluation.report.charts import Chart
 from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather
 from tad.evaluation.report.replay import Live, Scene, decode_scenes, replay_rows
 from tad.evaluation.report.styles import DARK, LIGHT, Style, assign_styles, css_name, css_variables
-from tad.evaluation.tables import SMALL, is_small, list_verdicts
+from tad.evaluation.tables import SMALL, is_small
+from tad.evaluation.verdict import list_verdicts
 from tad.files import create_folder, finite, write_whole
 from tad.training.record import find_commit
 

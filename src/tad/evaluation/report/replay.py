@@ -21,7 +21,8 @@ from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import Key, Row
 from tad.evaluation.run import questions_of
 from tad.evaluation.sweep import FIRST
-from tad.evaluation.tables import describe_setting, rank_rows
+from tad.evaluation.tables import describe_setting
+from tad.evaluation.verdict import rank_rows
 from tad.models import LM, load
 from tad.models.source import bundled_models
 from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed
