@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import tad
@@ -194,3 +195,11 @@ def test_a_first_ctrl_c_lets_work_finish_and_a_second_stops(tmp_path: Path) -> N
         "print(signal.getsignal(signal.SIGINT) is before)"
     )
     assert python(code).split() == ["True", "stopped", "True"]
+
+
+def test_help_shows_every_command_once_and_where_to_start() -> None:
+    shown = CliRunner().invoke(app, ["--help"], catch_exceptions=False).stdout
+    groups = shown.partition("Look at a model:")[2]
+    listed = [line.split()[0] for line in groups.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
+    assert sorted(listed) == sorted(get_command(app).commands)  # type: ignore[attr-defined]
+    assert "tad demo" in shown.partition("Look at a model:")[0]

@@ -105,7 +105,7 @@ def test_python_runs(page: str) -> None:
 
 def test_the_map_of_the_code_names_what_exists() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    paths = list((ROOT / "src" / "tad").rglob("*.py"))
+    paths = list((ROOT / "src").rglob("*.py"))
     defined = {path.stem for path in paths} | {path.parent.name for path in paths}
     for path in paths:
         defined |= set(re.findall(r"^(?:\s*(?:def|class) )?(\w+)", path.read_text(), re.MULTILINE))

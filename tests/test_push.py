@@ -16,6 +16,7 @@ import tad
 from tad.cli import app
 from tad.errors import TadError
 from tad.models.push import make_card, push
+from tad.models.source import BUNDLED
 from tiny_lm import write_checkpoint
 
 
@@ -151,3 +152,10 @@ def test_what_cannot_be_pushed_is_one_line(hub: Hub, run: Path, monkeypatch: pyt
 def test_a_card_says_how_it_is_decoded(run: Path) -> None:
     (run / "adapter" / "generation_config.json").write_text('{"tad": {"gen_length": 96, "decoder": "tad"}}')
     assert "gen_length 96, decoder tad" in make_card(run / "adapter", "me/student", {})
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: nothing listens
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    with pytest.raises(TadError, match="cannot be reached"):
+        push(BUNDLED / "nano-llada-ltr", "me/x")

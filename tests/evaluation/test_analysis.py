@@ -28,7 +28,8 @@ from tad.evaluation.measurement import Bootstrap, MethodRuns, Outcomes, measure_
 from tad.evaluation.results import Results
 from tad.evaluation.summary import summarise, wilson
 from tad.evaluation.sweep import FIRST, Setting
-from tad.evaluation.tables import as_csv, as_markdown, list_verdicts, show_comparison, show_points, show_table
+from tad.evaluation.tables import as_csv, as_markdown, show_comparison, show_points, show_table
+from tad.evaluation.verdict import conclude, list_verdicts
 
 STUDY = {row["method"]: row["numbers"] for row in GOLDEN["study"]["rows"]}
 STUDY["base, one-by-one"] = STUDY.pop("base")
@@ -470,11 +471,15 @@ def test_mcnemar_is_the_exact_binomial_test(gained: int, lost: int, p: float) ->
 
 def test_the_verdict_comes_first(table: ResultTable) -> None:
     text = show_table(table)
-    found = row_of(table, "quality, tad").scopes[MEAN].to_base
-    assert found is not None
-    assert text.splitlines()[0].startswith("quality, tad: ")
-    assert f"{found.speedup.value:.1f}x fewer forwards at {found.accuracy.value:+.1f} [" in text
-    assert list_verdicts(table)[0].endswith(f"n = {2 * N}")
+    found = row_of(table, "quality, tad").scopes[MEAN]
+    assert found.tpf_at_target is not None
+    assert found.times_baseline is not None
+    first = text.splitlines()[0]
+    assert first == list_verdicts(table)[0]
+    assert first.startswith("quality, tad: ")
+    for number in (found.tpf_at_target.tpf, found.times_baseline.value):
+        assert f"{number:.2f}" in first
+    assert first.endswith(f"n = {2 * N}")
 
 
 def test_every_format_has_every_method(table: ResultTable) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,18 +17,21 @@ from typer.testing import CliRunner
 
 import tad
 from tad.cli import app
+from tad.config import load_recipe
 from tad.errors import TadError
 from tad.evaluation import Results, tabulate_folders
 from tad.evaluation.report import write_report
 from tad.files import finite
+from tad.models import find_defaults
 from tad.pipeline import Chain
 from tad.pipeline.pool import ModelPool
-from tad.pipeline.recipe import lay_over
+from tad.pipeline.recipe import RunRecipe, lay_over
 from tad.training.distill import distill
 from tad.training.record import last_call, read_record
 from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport, explain_windows, read_report
 from tad.trajectories.window import write_report as write_window
+from tad_sandbox import NoSandboxError, Sandbox
 
 WORK = ("collect", "window", "distill", "evaluate")
 
@@ -230,12 +235,12 @@ def test_an_adapter_that_is_there_is_evaluated_beside_the_others(
     recipe = recipe.model_copy(update={"students": {"quality": {"objective": {"name": "tad", "window": 2}}}})
     chain = Chain(recipe, tmp_path)
     assert chain.run(WORK)
-    for name in ("one-by-one,block=8", "tad,threshold=0.5,block=8"):
-        mine = Results.open(tmp_path / "evaluation" / "ready" / name)
-        theirs = Results.open(done[0] / "evaluation" / "speed" / name)
-        assert mine.meta.adapter == theirs.meta.adapter is not None
-        assert [row.ids for row in mine.rows()] == [row.ids for row in theirs.rows()]
-    assert [row.method for row in chain.table().rows][-1] == "ready, tad"
+    own = find_defaults(recipe.model, recipe.adapters["ready"])  # of its directory, and not of the recipe
+    (run,) = (tmp_path / "evaluation" / "ready").iterdir()
+    mine = Results.open(run)
+    assert mine.meta.adapter is not None
+    assert mine.meta.decoder["name"] == own.decoder
+    assert [row.method for row in chain.table().rows][-1] == f"ready, {own.decoder}"
 
 
 def test_the_base_comes_back_from_training_and_decoding_as_it_was(world: Path, tmp_path: Path) -> None:
@@ -421,3 +426,40 @@ def test_a_question_that_is_evaluated_is_not_collected_whatever_task_it_is_from(
     recipe = run_recipe(world, collect=collect, allow_contamination=False)
     assert Chain(recipe, tmp_path / "out").run(("collect",))
     assert TrajectoryStore.open(tmp_path / "out" / "trajectories").meta.examples == 1
+
+
+def test_programs_without_a_sandbox_are_refused_with_the_override_that_leaves_them_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(self: object) -> None:
+        raise NoSandboxError("bubblewrap is missing")
+
+    recipe = load_recipe(RunRecipe, "run-nano-llada-ltr")
+    monkeypatch.setattr(Sandbox, "check", missing)
+    with pytest.raises(TadError) as refused:
+        Chain(recipe, tmp_path / "run").run()
+    said = str(refused.value)
+    assert "unsafe" not in said  # an option that this command has not
+    override = re.findall(r"'(evaluate\.tasks=.*?)'$", said)
+    changed = load_recipe(RunRecipe, "run-nano-llada-ltr", override)
+    assert [task.name for task in changed.evaluate.tasks] == ["nano-word", "nano-math"]
+    with pytest.raises(TadError, match=r"collect\.tasks="):  # the teacher's programs are graded, too
+        Chain(changed, tmp_path / "run").run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_model_is_named_before_any_data_are_looked_for(tmp_path: Path) -> None:
+    recipe = load_recipe(RunRecipe, "run-llada", [f"model={tmp_path / 'nothing'}"])
+    with pytest.raises(TadError, match="nothing: no such directory"):
+        Chain(recipe, tmp_path / "run").run()
+
+
+def test_a_run_ends_with_commands_that_name_what_is_there(done: tuple[Path, Listener], world: Path) -> None:
+    lines = Chain(run_recipe(world), done[0]).conclude()
+    assert lines[0].startswith("Verdict: ")
+    commands = [shlex.split(line) for line in lines[2:]]
+    assert [words[1] for words in commands] == ["generate", "serve", "compare"]
+    for words in commands[:2]:
+        assert Path(words[words.index("--adapter") + 1], "adapter_config.json").is_file()
+    for run in commands[2][2:]:
+        Results.open(run)

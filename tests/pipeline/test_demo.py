@@ -63,7 +63,7 @@ def test_every_stage_is_shown_and_the_report_is_named(
         "speed, tad",
     ]
     assert "n = 2 problems" in table
-    assert "fewer forwards at" in text[: text.rindex("method ")]
+    assert "tokens per forward at equal accuracy" in text[: text.rindex("method ")]
     page = Path(re.search(r"The report: (\S+)", text)[1])  # type: ignore[index]
     assert page.is_file()
     assert (tmp_path / "out" / demo.FINISHED).is_file()

@@ -18,13 +18,13 @@ import tad
 from tad.errors import TadError
 from tad.plugins import additions, plugins, resolve
 
-# `tad --help` shows its commands in these groups; one that no group names is shown under the last heading.
+# `tad --help` shows its commands in these groups, and those of plugins under the last heading.
 GROUPS = {
-    "Look at a model": ("generate", "chat", "serve", "info", "decoders"),
-    "Make a student": ("init", "run", "recipes", "collect", "trajectories", "window", "distill", "pretrain"),
+    "Look at a model": ("demo", "generate", "chat", "serve", "info", "decoders"),
+    "Make a student": ("init", "run", "recipes", "collect", "trajectories", "window", "distill"),
     "Measure it": ("eval", "compare", "points", "report", "throughput", "regrade", "tasks", "grade", "lm-eval"),
     "Other checkpoints": ("convert", "export", "push"),
-    "More": ("demo", "study"),
+    "Laboratory": (),
 }
 _START = """\
 Start here (a bundled model of 3M parameters; nothing to download, no GPU):
@@ -43,11 +43,9 @@ class _Commands(typer.core.TyperGroup):
         named = {name for names in GROUPS.values() for name in names}
         rest = tuple(name for name in self.list_commands(ctx) if name not in named)
         for title, names in GROUPS.items():
-            known = [name for name in names if name in self.commands]
-            with formatter.section(title):
-                formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in known])
-            if rest and title == next(reversed(GROUPS)):
-                formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in rest])
+            if known := [name for name in names or rest if name in self.commands]:
+                with formatter.section(title):
+                    formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in known])
 
 
 def _first_sentence(command: Any) -> str:

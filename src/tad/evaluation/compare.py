@@ -34,7 +34,7 @@ def compare_runs(folders: Sequence[str | Path], resamples: int = RESAMPLES) -> C
     for folder in map(Path, folders):
         if folder.is_dir() and not (folder / META).is_file():
             within = [str(found) for found in find_runs(folder)]
-            raise TadError(f"{folder}: holds several runs; name one of them: {', '.join(within[:6])}")
+            raise TadError(f"{folder}: no run here, but in it; name one of: {', '.join(within[:6])}")
     runs = [Results.open(folder) for folder in folders]
     names = _name(runs)
     for other, name in zip(runs[1:], names[1:], strict=True):

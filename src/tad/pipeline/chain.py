@@ -13,6 +13,7 @@ is refused.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from tad.evaluation.analysis import ResultTable
 from tad.evaluation.methods import group_runs, load_runs, tabulate
 from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalTask
-from tad.evaluation.sweep import FIRST, run_settings
+from tad.evaluation.sweep import run_settings
 from tad.evaluation.tables import write_table
 from tad.evaluation.verdict import conclude, rank_rows
 from tad.files import create_folder, writing
@@ -106,7 +107,7 @@ class Chain:
         try:
             questions.check_graders(unable)
         except TadError as error:
-            cause = str(error).partition(";")[0]
+            cause = re.split(";|, or accept", str(error))[0]
             left = [task for task in sections if getattr(task, "name") not in unable]  # noqa: B009
             ways = "install bubblewrap (apt install bubblewrap) and allow user namespaces"
             if left:
@@ -229,7 +230,8 @@ class Chain:
         found, source = row.scopes[table.scope], sources[name]
         student = [str(source)] if source.name == MODEL else [self.recipe.model, "--adapter", str(source)]
         question = " ".join(self.questions.items[0].example.question.split())
-        runs = [self.sweep("base") / FIRST, self.sweep(name) / found.setting]
+        first = self.recipe.settings_of("base", self.pool.family)[0]
+        runs = [self.sweep("base") / first.name, self.sweep(name) / found.setting]
         return [
             *lines,
             "Next:",
