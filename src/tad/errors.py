@@ -4,7 +4,6 @@ Raise it where the cause is known, with a single line that names the file or fie
 prints that line and exits with code 2; a library caller can catch it. Programming errors stay what they are.
 """
 
-
 from __future__ import annotations
 
 import sys
@@ -21,7 +20,9 @@ class MissingExtraError(TadError):
     def __init__(self, what: str, *extras: str) -> None:
         clone = Path(__file__).parents[2]
         if not (clone / "pyproject.toml").is_file():
-            super().__init__(f"{what} is not installed; install tad again with its extra [{','.join(extras)}]")
+            super().__init__(
+                f"{what} is not installed; install tad again with its extra [{','.join(extras)}]"
+            )
             return
         place = "." if clone == Path.cwd() else str(clone)
         pip = f"{Path(sys.executable)} -m pip"

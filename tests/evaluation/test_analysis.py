@@ -29,7 +29,7 @@ from tad.evaluation.results import Results
 from tad.evaluation.summary import summarise, wilson
 from tad.evaluation.sweep import FIRST, Setting
 from tad.evaluation.tables import as_csv, as_markdown, show_comparison, show_points, show_table
-from tad.evaluation.verdict import conclude, list_verdicts
+from tad.evaluation.verdict import list_verdicts
 
 STUDY = {row["method"]: row["numbers"] for row in GOLDEN["study"]["rows"]}
 STUDY["base, one-by-one"] = STUDY.pop("base")

@@ -22,7 +22,17 @@ from tad.plugins import additions, plugins, resolve
 GROUPS = {
     "Look at a model": ("demo", "generate", "chat", "serve", "info", "decoders"),
     "Make a student": ("init", "run", "recipes", "collect", "trajectories", "window", "distill"),
-    "Measure it": ("eval", "compare", "points", "report", "throughput", "regrade", "tasks", "grade", "lm-eval"),
+    "Measure it": (
+        "eval",
+        "compare",
+        "points",
+        "report",
+        "throughput",
+        "regrade",
+        "tasks",
+        "grade",
+        "lm-eval",
+    ),
     "Other checkpoints": ("convert", "export", "push"),
     "Laboratory": (),
 }

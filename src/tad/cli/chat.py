@@ -98,7 +98,8 @@ def _converse(talk: Conversation, terminal: bool, live: bool) -> None:
 
         if examples := sample_questions(talk.lm.source):
             typer.secho(
-                "It knows generated word problems, school maths and short Python functions only. Try:", dim=True
+                "It knows generated word problems, school maths and short Python functions only. Try:",
+                dim=True,
             )
             typer.echo("\n".join(f"  {question}" for _, question in examples))
     for line in _lines(asking):

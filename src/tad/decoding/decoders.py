@@ -81,7 +81,9 @@ class Decoder:
             raise TadError("stop 'block' needs schedule 'block-by-block'")
         if length % block and not by_block:
             nearest = max(1, length // block) * block
-            raise TadError(f"gen_length {length} is not a multiple of the block length {block}; use {nearest}")
+            raise TadError(
+                f"gen_length {length} is not a multiple of the block length {block}; use {nearest}"
+            )
         if isinstance(self.schedule, Verified):
             return self._check_verified()
         needs = self.cache.needs

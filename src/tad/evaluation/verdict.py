@@ -45,9 +45,7 @@ def describe(table: ResultTable, found: ScopeResult) -> str:
     least = "at least " if at.at_least else ""
     ratio = found.times_baseline
     against = "" if ratio is None else f", {ratio.with_interval(2)} times '{_title(table, table.baseline)}'"
-    return (
-        f"{least}{at.tpf:.2f} tokens per forward at equal accuracy: {at.tpf / one:.1f}x one token at a time{against}"
-    )
+    return f"{least}{at.tpf:.2f} tokens per forward at equal accuracy: {at.tpf / one:.1f}x one token at a time{against}"
 
 
 def conclude(table: ResultTable, kept: float | None = None) -> str:
@@ -70,9 +68,7 @@ def conclude(table: ResultTable, kept: float | None = None) -> str:
     at, ratio = found.tpf_at_target, found.times_baseline
     allowed = f"{table.tolerance:g} points"
     if at is None or at.tpf is None:
-        return (
-            f"Not better: '{best.title}' is more than {allowed} below the base at every setting; {right} ({HELP})."
-        )
+        return f"Not better: '{best.title}' is more than {allowed} below the base at every setting; {right} ({HELP})."
     speed = f"'{best.title}' makes {'at least ' if at.at_least else ''}{at.tpf:.2f} tokens per forward"
     within = f"at most {allowed} below the base"
     rival = None if table.baseline is None else _title(table, table.baseline)

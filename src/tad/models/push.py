@@ -67,7 +67,9 @@ def push(
     except HFValidationError as error:
         raise TadError(f"{repo}: {' '.join(str(error).split())}") from None
     except _connection_errors() as error:
-        raise TadError(f"{repo}: the hub cannot be reached ({first_line(error)}); nothing was pushed") from None
+        raise TadError(
+            f"{repo}: the hub cannot be reached ({first_line(error)}); nothing was pushed"
+        ) from None
     except (HfHubHTTPError, OSError) as error:
         raise TadError(f"{repo}: the hub answered: {' '.join(str(error).split())[:300]}") from None
     return address

@@ -74,7 +74,10 @@ class Chain:
                 self.listener.say(few)
         if "collect" in stages:
             graded = [task for task in self.recipe.collect_recipe().tasks if task.graded is True]
-            some = [EvalTask(name=task.name, split=task.split, limit=_FEW, options=task.options) for task in graded]
+            some = [
+                EvalTask(name=task.name, split=task.split, limit=_FEW, options=task.options)
+                for task in graded
+            ]
             programs = Questions(some, self.recipe.data_dir)
             self._check_graders(programs, "collect.tasks", self.recipe.collect_recipe().tasks)
             asked = [item.example for item in self.questions.items]
