@@ -12,8 +12,8 @@ TESTS   ?=
 # `demo` needs the package alone, `test` and `lint` its light extras, `test-all` also the heavy ones.
 setup: $(VENV)/.installed
 EXTRAS-installed :=
-EXTRAS-tested    := [dev,serve,eval]
-EXTRAS-all       := [dev,serve,eval,ray,deepspeed,long]
+EXTRAS-tested    := [dev,serve,eval,gguf]
+EXTRAS-all       := [dev,serve,eval,gguf,ray,deepspeed,long]
 EXTRAS-docs      := [docs]
 
 $(VENV)/.installed $(VENV)/.tested $(VENV)/.all $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt

@@ -6,6 +6,7 @@ from tad.models.attention import AttentionMask, BlockLayout, block_index
 from tad.models.cache import KVCache
 from tad.models.defaults import DecodingDefaults, find_defaults
 from tad.models.family import (
+    AUTOREGRESSIVE,
     DREAM,
     FAMILIES,
     FAST_DLLM_V2,
@@ -27,6 +28,7 @@ from tad.models.tokens import SpecialTokens
 from tad.models.transformer import DiffusionOutput, MaskedDiffusionModel
 
 __all__ = [
+    "AUTOREGRESSIVE",
     "DREAM",
     "FAMILIES",
     "FAST_DLLM_V2",
@@ -58,7 +60,7 @@ __all__ = [
 ]
 
 for _family in FAMILIES.values():
-    if _family in (LLAMA, QWEN2, QWEN3):
+    if _family in AUTOREGRESSIVE:
         continue  # transformers has classes of its own for these, which others in this process may want
     AutoConfig.register(_family.model_type, _family.config_class, exist_ok=True)
     AutoModel.register(_family.config_class, _family.model_class, exist_ok=True)

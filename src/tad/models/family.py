@@ -171,9 +171,10 @@ QWEN2 = replace(
     end_of_turn_text="<|im_end|>",
 )
 QWEN3 = replace(QWEN2, name="qwen3", config_class=Qwen3Config, model_class=Qwen3ForCausalLM)
+AUTOREGRESSIVE = (LLAMA, QWEN2, QWEN3)
 FAMILIES = {
     family.model_type: family
-    for family in (LLADA, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE, LLADA2, LLAMA, QWEN2, QWEN3)
+    for family in (LLADA, DREAM, FAST_DLLM_V2, SDAR, SDAR_MOE, LLADA2, *AUTOREGRESSIVE)
 }
 
 
@@ -188,7 +189,7 @@ def family_named(name: str) -> Family:
 def family_of(model_type: object, where: str = "config.json") -> Family:
     """The family of a config's `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        causal = [family.model_type for family in (LLAMA, QWEN2, QWEN3)]
+        causal = [family.model_type for family in AUTOREGRESSIVE]
         others = sorted(FAMILIES.keys() - set(causal))
         raise TadError(
             f"{where}: model_type {model_type!r:.40} is not supported; known: {', '.join(others)};"

@@ -64,14 +64,14 @@ def rotary_table(positions: Tensor, shape: Shape, dtype: torch.dtype) -> tuple[T
     exponent = torch.arange(0, turned, 2, device=positions.device, dtype=torch.float32) / turned
     frequency = 1.0 / shape.theta**exponent
     if shape.rope_scaling is not None:
-        frequency = _stretch(frequency, shape.rope_scaling)
+        frequency = stretch(frequency, shape.rope_scaling)
     angles = positions.float()[:, None, :, None] * frequency
     target = torch.float32 if shape.rotate_in_fp32 else dtype
     cos, sin = angles.cos().to(target), angles.sin().to(target)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def _stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3's frequencies: divided by the factor where few turns fit into the original context, as they are where many do,
     and between the two bounds a mean of both."""
     turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)

@@ -37,8 +37,12 @@ def locate(source: str | Path, revision: str | None = None, weights: bool = True
         return BUNDLED / name
     if path.is_dir():
         return path
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        from tad.models.gguf import unpack
+
+        return unpack(path)
     if path.exists():
-        raise TadError(f"{source}: is a file; give the directory that holds config.json")
+        raise TadError(f"{source}: is a file; give the directory that holds config.json, or a GGUF file")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise TadError(f"{source}: no such directory (bundled: {', '.join(bundled)})")
     from huggingface_hub import snapshot_download
