@@ -170,7 +170,7 @@ class Bench:
         if self.lm.model.shape.blocks is not None:
             block, length = new, length + new
             quiet = self.decoder("sdar", rule="confidence", threshold=2.0, block=block)
-        prepared = quiet.prepared(length, self.lm.family.logit_shift)
+        prepared = quiet.bind(self.lm, length)
         forward = engine.acquire(DecodeSpec.of(self.lm, prepared, self.prompt, length), count)
         forward.close()  # nobody else asks meanwhile
         for tensor in (*forward.pool.keys, *forward.pool.values):

@@ -136,7 +136,7 @@ class Bench:
         decoder = read_decoder(load.decoder, self.lm.family.name)
         block = decoder.schedule.block or 1
         length = -(-answer // block) * block
-        prepared = decoder.prepared(length, self.lm.family.logit_shift)
+        prepared = decoder.bind(self.lm, length)
         return Job((*begin[0], *own[0]), prepared, length, answer, adapter=False)
 
     def warm_up(self, load: Load) -> None:

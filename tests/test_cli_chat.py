@@ -73,7 +73,7 @@ def lm(model: str) -> tad.LM:
 
 @pytest.fixture
 def talk(lm: tad.LM) -> Conversation:
-    return lm.chat("tad", 16, block=8)
+    return Conversation(lm, "tad", 16, block=8)
 
 
 def say(lm: tad.LM, messages: list[dict[str, str]], **settings: Any) -> str:
@@ -182,7 +182,7 @@ def test_adapter_is_switched_off_and_on(tmp_path: Path) -> None:
             weight.data.fill_(0.2)
     student = say(lm, turns("hi"))
     assert student != base
-    talk = lm.chat("tad", 16, block=8)
+    talk = Conversation(lm, "tad", 16, block=8)
     assert talk.ask("hi").text == student
     cli.obey(talk, "/new")
     cli.obey(talk, "/adapter off")

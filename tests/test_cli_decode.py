@@ -372,7 +372,7 @@ def test_interrupt_leaves_the_canvas_and_exits_with_130(model: str, monkeypatch:
 
         return whole(*args, on_step=stop, **settings)
 
-    monkeypatch.setattr(tad.decoding, "decode", interrupted)
+    monkeypatch.setattr(tad.generation, "decode", interrupted)
     code, screen = run_at_terminal(monkeypatch, "generate", model, "hello", *SHORT, "--decoder", "one-by-one")
     assert code == 130
     assert strip_codes(screen).rstrip().endswith("one-by-one   forward 2   revealed 2/16")

@@ -12,7 +12,7 @@ import tad
 from tad.canvas.text import MASK
 from tad.decoding import Decoded, decode
 from tad.errors import TadError
-from tad.generation import Generation, generate, read_answer, read_generation
+from tad.generation import Generation, generate, read_answer, read_generation, stream
 from tad.models import DREAM, LLADA, LM
 from tiny_lm import CONTEXT, write_checkpoint
 
@@ -117,14 +117,14 @@ def test_model_without_tokenizer_cannot_answer_text(tmp_path: Path) -> None:
 
 def test_a_stream_ends_in_the_answer_of_generate(lm: LM) -> None:
     whole = tad.generate(lm, "hi", gen_length=16, block=8)
-    said = lm.stream("hi", gen_length=16, block=8)
+    said = stream(lm, "hi", gen_length=16, block=8)
     steps = list(said)
     assert [step.forward for step in steps] == list(range(1, whole.forwards + 1))
     masks = [step.text.count(MASK) for step in steps]
     assert masks == sorted(masks, reverse=True)
     assert (masks[0] < 16, masks[-1]) == (True, 0)
     assert said.answer == replace(whole, decoded=replace(whole.decoded, seconds=said.answer.seconds))
-    rest = lm.stream("hi", gen_length=16, block=8)
+    rest = stream(lm, "hi", gen_length=16, block=8)
     next(rest)
     assert rest.answer.text == whole.text
 
@@ -136,7 +136,7 @@ def test_wrong_arguments_are_named(lm: LM) -> None:
         tad.stream(SimpleNamespace(), "x")  # type: ignore[arg-type]
     for wrong in ({"gen_length": "96"}, {"gen_length": 1.5}, {"decoder": 3}):
         with pytest.raises(TadError, match=next(iter(wrong))):
-            lm.generate("hi", **wrong)
+            generate(lm, "hi", **wrong)
 
 
 def test_answers_and_models_show_themselves_shortly_and_as_pictures(lm: LM) -> None:

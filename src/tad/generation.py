@@ -26,7 +26,7 @@ from tad.errors import TadError
 from tad.models import LM, Message
 
 Chat: TypeAlias = "list[Message]"
-Prompt: TypeAlias = "str | Chat"
+Prompt: TypeAlias = "str | Chat | list[int]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,13 +82,13 @@ def generate(lm: LM, prompts: Prompt, *args: Any, **settings: Any) -> Generation
 
 @overload
 def generate(
-    lm: LM, prompts: list[str] | list[Chat] | list[Prompt], *args: Any, **settings: Any
+    lm: LM, prompts: list[str] | list[Chat] | list[list[int]] | list[Prompt], *args: Any, **settings: Any
 ) -> list[Generation]: ...
 
 
 def generate(
     lm: LM,
-    prompts: Prompt | list[str] | list[Chat] | list[Prompt],
+    prompts: Prompt | list[str] | list[Chat] | list[list[int]] | list[Prompt],
     decoder: str | Decoder | None = None,
     gen_length: int | None = None,
     seed: int | Sequence[int] = 0,
@@ -99,21 +99,21 @@ def generate(
     allow_special: bool = False,
     **overrides: Any,
 ) -> Generation | list[Generation]:
-    """Answer prompts: one `Generation` for a string or a chat, a list of them for a list of either.
+    """Answer prompts: one `Generation` for a string, a chat or token ids, a list of them for a list of these.
 
-    A string is the user's turn of a chat; with `raw` it is plain text that the model continues, without a chat around
+    A string is the user's turn of a chat, token ids are taken as they are; with `raw` it is plain text that the model continues, without a chat around
     it, in which `allow_special` lets control tokens be written. `prefix` is text every answer already begins with; it is not part of `Generation.text`. The other arguments are
     those of `tad.decoding.decode`; `overrides` are parameters of the decoder (`tad decoders NAME` lists them). Where no
     decoder or length is given, they are the model's own (`lm.defaults`).
     """
     _check_types(lm, decoder, gen_length)
-    single = not isinstance(prompts, list) or is_chat(prompts)
+    single = not isinstance(prompts, list) or is_chat(prompts) or is_ids(prompts)
     asked: list[Any] = [prompts] if single else list(prompts)
     ids = [
         encode_prompt(lm, prompt, prefix, raw, number, allow_special) for number, prompt in enumerate(asked)
     ]
     decoder, gen_length, overrides = lm.defaults.fill(decoder, gen_length, overrides)
-    rows = decode(lm, ids, decoder, gen_length, seed, batch_size, on_step, **overrides)
+    rows = decode(lm, ids, decoder, gen_length, seed, batch_size, on_step=on_step, **overrides)
     answers = [read_generation(lm, prompt, row) for prompt, row in zip(asked, rows, strict=True)]
     return answers[0] if single else answers
 
@@ -145,9 +145,8 @@ class Stream(Iterator[TextStep]):
         self.tokens: list[int | None] = [None] * gen_length
         self._steps: list[Step] = []
         self._answer: Generation | None = None
-        prepared = decoder.prepared(gen_length, lm.family.logit_shift)
         self._scheduler = Scheduler(lm, None, self._steps.append, (len(ids), gen_length), 1, merges=merges)
-        self._scheduler.admit([Request(0, ids, gen_length, prepared, seed, adapter=adapter)])
+        self._scheduler.admit([Request(0, ids, gen_length, decoder, seed, adapter=adapter)])
 
     def __next__(self) -> TextStep:
         if self._answer is not None or not len(self._scheduler):
@@ -227,7 +226,7 @@ class Conversation:
     def switch(self, name: str, overrides: dict[str, Any]) -> None:
         """Decode with another method from now on; one that does not fit changes nothing."""
         found = get_decoder(name, self.lm.family.name, **overrides)
-        found.for_blocks(self.lm.model.shape.blocks).prepared(self.gen_length, self.lm.family.logit_shift)
+        found.bind(self.lm, self.gen_length)
         self.decoder, self.name, self.overrides = found, name, overrides
 
     def ask(self, question: str) -> Generation:
@@ -299,6 +298,11 @@ def is_chat(prompts: Any) -> bool:
     return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], dict)
 
 
+def is_ids(prompts: Any) -> bool:
+    """Whether this is one prompt of token ids."""
+    return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], int)
+
+
 def encode_prompt(
     lm: LM,
     prompt: Prompt,
@@ -308,6 +312,8 @@ def encode_prompt(
     allow_special: bool = False,
 ) -> list[int]:
     """Token ids of a prompt up to the first generated position. `number` names it in errors."""
+    if is_ids(prompt):
+        return list(prompt)  # type: ignore[arg-type]
     if not isinstance(prompt, str) and not is_chat(prompt):
         raise TadError(f"prompt {number} is neither text nor a chat (a list of messages): {prompt!r:.60}")
     if allow_special and not raw:
@@ -317,13 +323,15 @@ def encode_prompt(
     if raw:
         return lm.encode_text(str(prompt) + prefix, allow_special=allow_special)
     try:
-        return lm.encode(prompt, prefix)
+        return lm.encode(prompt, prefix)  # type: ignore[arg-type]
     except TadError as error:
         raise TadError(f"prompt {number}: {error}") from None
 
 
 def read_generation(lm: LM, prompt: Prompt, row: Decoded) -> Generation:
-    """A decoded row with its text."""
+    """A decoded row with its text; a model without a tokenizer gives none."""
+    if lm.tokenizer is None:
+        return Generation(prompt, "", row)
     pieces = spell_pieces(row.content, lambda ids: lm.decode(ids, skip_special=False), row.ends)
     return Generation(prompt, read_answer(lm, row), row, tuple(pieces))
 

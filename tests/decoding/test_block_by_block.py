@@ -189,7 +189,7 @@ def test_these_decoders_are_for_these_models(tiny_llada: LM) -> None:
     assert set(fitting) == {"one-by-one", "fast-dllm-v2", "sdar", "llada2", "llada2.1"}
     for settings in ({"cache": "block"}, {"rule": "block-quota"}, {"stop": "block"}):
         with pytest.raises(TadError, match="block-by-block"):
-            get_decoder("fast-dllm", "llada", **settings).prepared(32, 0)
+            get_decoder("fast-dllm", "llada", **settings).check(32)
 
 
 def test_a_prompt_with_the_mask_token_is_refused() -> None:

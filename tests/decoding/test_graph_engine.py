@@ -387,7 +387,7 @@ def test_rows_that_join_late_leave_early_and_have_other_lengths_decode_as_alone(
 ) -> None:
     lm, prompts = tiny(family), tiny_prompts(family)
     engine = kept_engine(lm)
-    decoder = get_decoder(name, lm.family.name, block=8).prepared(16, lm.family.logit_shift)
+    decoder = get_decoder(name, lm.family.name, block=8).bind(lm, 16)
     scheduler = Scheduler(lm, engine)
     requests = [
         Request(row, prompt, unit * (1 + row % 3), decoder, seed=row)
@@ -413,7 +413,7 @@ def test_batches_that_take_turns_do_not_share_keys(lm: LM, prompts: list[list[in
     engine = kept_engine(lm)
     scheduler, requests = Scheduler(lm, engine), []
     for name, decoder in enumerate(("tad-cached", "fast-dllm-dual", "d3llm-cached", "tad-cached")):
-        prepared = get_decoder(decoder, lm.family.name, block=8).prepared(32, lm.family.logit_shift)
+        prepared = get_decoder(decoder, lm.family.name, block=8).bind(lm, 32)
         requests.append(Request(name, prompts[name], 32, prepared))
     scheduler.admit(requests)
     assert len(scheduler.batches) == 3
@@ -433,7 +433,7 @@ def test_an_adapter_and_its_base_have_weights_of_their_own(family: str) -> None:
         for name, weight in lm.model.named_parameters():
             if "lora_B" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator))
-    decoder = get_decoder("tad-cached", family, block=8).prepared(32, lm.family.logit_shift)
+    decoder = get_decoder("tad-cached", family, block=8).bind(lm, 32)
 
     def answers(engine: Any, adapter: bool) -> list[Decoded]:
         scheduler = Scheduler(lm, engine, slots=2, merges=True)

@@ -53,7 +53,7 @@ def test_host_reads_one_tensor_per_forward(
     lm: LM, prompts, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows of equal length that never end early, so that none leaves before the last forward.
-    decoder = get_decoder(name, lm.family.name, stop="off", block=16).prepared(32, lm.family.logit_shift)
+    decoder = get_decoder(name, lm.family.name, stop="off", block=16).bind(lm, 32)
     scheduler = Scheduler(lm, "plain")
     scheduler.admit([Request(name, prompts[0], 32, decoder) for name in range(2)])
     reads = []

@@ -27,9 +27,7 @@ class Recorder:
 
     def __init__(self, lm: LM, engine: Any, decoder: str, settings: dict[str, Any]) -> None:
         self.lm, self.queries = lm, dict[tuple[int, int], int]()
-        self.decoder = get_decoder(decoder, lm.family.name, **settings).prepared(
-            LENGTH, lm.family.logit_shift
-        )
+        self.decoder = get_decoder(decoder, lm.family.name, **settings).bind(lm, LENGTH)
         self.scheduler = Scheduler(lm, engine, self.record)
         self.done: dict[int, Decoded] = {}
 

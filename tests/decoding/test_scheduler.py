@@ -28,7 +28,7 @@ def outcome(row: Decoded) -> tuple[list[int], list[int], int]:
 
 
 def prepared(lm: LM, name: str, length: int, **settings: object) -> Decoder:
-    return get_decoder(name, lm.family.name, **settings).prepared(length, lm.family.logit_shift)
+    return get_decoder(name, lm.family.name, **settings).bind(lm, length)
 
 
 def finish(scheduler: Scheduler) -> dict[int, Decoded]:
@@ -60,6 +60,14 @@ def test_a_row_that_joins_late_decodes_as_alone(
     for request in requests:
         alone = decode(lm, [request.prompt], name, request.length, seed=request.seed, **overrides)[0]
         assert outcome(done[request.name]) == outcome(alone)
+
+
+@pytest.mark.parametrize("name", decoders_for(None))
+def test_a_decoder_is_bound_once_or_twice_alike(lm: LM, name: str) -> None:
+    free = get_decoder(name, lm.family.name, **({} if name == "dream" else {"block": BLOCK}))
+    bound = free.bind(lm, 32)
+    assert bound.bind(lm, 32) == bound
+    assert free.bind(lm).bind(lm, 32) == bound
 
 
 @pytest.mark.parametrize("name", ["tad", "tad-cached", "fast-dllm-dual", "d2f"])

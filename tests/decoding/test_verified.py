@@ -134,7 +134,7 @@ def test_sampled_tokens_have_the_distribution_of_the_model() -> None:
 
 def test_rows_join_and_leave_while_others_run() -> None:
     lm = converted("qwen2", 1, guesses=True)
-    asked = get_decoder("verified", "qwen2").prepared(12, 1)
+    asked = get_decoder("verified", "qwen2")
     scheduler = Scheduler(lm)
     wanted = {name: decode(lm, [[name, 2, 3 * name]], "autoregressive", 12)[0].tokens for name in range(1, 7)}
     found = {}

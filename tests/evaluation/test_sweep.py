@@ -28,9 +28,7 @@ def test_every_named_decoder_can_be_swept(decoder: str, family: str, gen_length:
     assert len(runs) == 7
     assert len({run.name for run in runs}) == 7
     for run in runs:
-        get_decoder(run.decoder, family, **run.settings).prepared(
-            gen_length, logit_shift=int(family == "dream")
-        )
+        get_decoder(run.decoder, family, **run.settings).check(gen_length)
 
 
 @pytest.mark.parametrize("kind", ["entropy", "confidence"])

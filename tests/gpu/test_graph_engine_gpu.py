@@ -263,7 +263,7 @@ def test_our_attention_gives_nearly_the_tokens_of_the_plain_forward(
 def test_rows_that_join_running_batches_decode_as_alone(family: str, name: str) -> None:
     lm, prompts = on_gpu(family), tiny_prompts(family)
     scheduler = Scheduler(lm, kept_engine(family))
-    decoder = get_decoder(name, lm.family.name, block=16).prepared(32, lm.family.logit_shift)
+    decoder = get_decoder(name, lm.family.name, block=16).bind(lm, 32)
     requests = [
         Request(row, prompt, 32 * (1 + row % 2), decoder, seed=row) for row, prompt in enumerate(prompts)
     ]
@@ -283,7 +283,7 @@ def test_rows_that_begin_alike_share_keys_and_decode_as_alone() -> None:
     lm, texts = on_gpu("sdar"), tiny_prompts("sdar")
     scheduler, computed = Scheduler(lm, kept_engine("sdar")), []
     scheduler.on_step = lambda step: computed.append((step.row, step.forward, step.queries))
-    decoder = get_decoder("sdar", "sdar", block=8).prepared(24, 0)
+    decoder = get_decoder("sdar", "sdar", block=8)
     prompts = [(texts[3] * 5)[:96] + tail for tail in (texts[0], texts[1], texts[2])]
     for row, prompt in enumerate(prompts):  # one after the other: slots remember
         scheduler.admit([Request(row, prompt, 24, decoder)])
@@ -305,7 +305,7 @@ def test_an_adapter_and_its_base_take_turns(family: str) -> None:
         for name, weight in lm.model.named_parameters():
             if "lora_B" in name:
                 weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-    decoder = get_decoder("tad-cached", family, block=16).prepared(32, lm.family.logit_shift)
+    decoder = get_decoder("tad-cached", family, block=16).bind(lm, 32)
     answers = []
     for engine in ("graph", "plain"):
         scheduler = Scheduler(lm, engine, slots=4, merges=True)

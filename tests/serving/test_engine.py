@@ -23,9 +23,7 @@ BLOCK = 8
 def job(lm: LM, text: str, length: int = 32, decoder: str = "tad", **more: Any) -> Job:
     sampling = {key: more.pop(key) for key in ("threshold", "temperature") if key in more}
     blocks = {} if decoder == "dream" else {"block": BLOCK}
-    chosen = get_decoder(decoder, lm.family.name, **blocks, **sampling).prepared(
-        length, lm.family.logit_shift
-    )
+    chosen = get_decoder(decoder, lm.family.name, **blocks, **sampling).bind(lm, length)
     more.setdefault("max_tokens", length)
     return Job(
         tuple(lm.encode(text)), chosen, length, adapter=more.pop("adapter", lm.peft is not None), **more

@@ -162,7 +162,7 @@ def _reply(talk: Conversation, question: str, terminal: bool, live: bool) -> Non
     left_out = said + 2 - len(talk.messages)
     if left_out:
         typer.secho(f"the first {left_out} messages no longer fit the context and are left out", dim=True)
-    typer.secho(summary(answer.decoded), dim=True)
+    typer.secho(summary(answer), dim=True)
 
 
 def _draw(talk: Conversation, question: str) -> Generation:
@@ -171,7 +171,7 @@ def _draw(talk: Conversation, question: str) -> Generation:
 
     from tad.canvas.terminal import Canvas, LiveCanvas
 
-    lm, block = talk.lm, talk.decoder.for_blocks(talk.lm.model.shape.blocks).schedule.block
+    lm, block = talk.lm, talk.decoder.bind(talk.lm).schedule.block
     canvas = Canvas(
         talk.gen_length, block, lambda ids: lm.decode(ids, skip_special=False), lm.tokens.ends, talk.name
     )

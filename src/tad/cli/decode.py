@@ -19,7 +19,8 @@ from tad.prompts import Question, read_questions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tad.decoding import Decoded, Decoder
+    from tad.decoding import Decoder, StepCallback
+    from tad.generation import Generation
     from tad.models import LM
 
 
@@ -64,7 +65,7 @@ def generate(
         name, length, overrides = options.fill_defaults(model, adapter, decoder, gen_length, overrides)
         lm = options.load_model(model, adapter, device, dtype, to_decode=True, quantize=quantize)
     chosen = get_decoder(name, lm.family.name, **overrides)
-    chosen.for_blocks(lm.model.shape.blocks)  # refused before any prompt is
+    chosen.bind(lm, length)  # refused before any prompt is
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
     for question in questions:
@@ -79,21 +80,21 @@ def generate(
     results = job.run(questions, encoded, batch_size)
     if not terminal and len(questions) > 1:  # the answers go somewhere else
         results = Progress().over(results, len(questions))
-    for number, (question, row) in enumerate(results):
+    for number, (question, answer) in enumerate(results):
         if svg is not None:
-            job.draw(row, svg)
+            job.draw(answer, svg)
         if as_json:
-            typer.echo(json.dumps(job.as_record(question, row), ensure_ascii=False))
+            typer.echo(json.dumps(job.as_record(question, answer), ensure_ascii=False))
             continue
         if number:
             typer.echo()
         if not terminal:
-            typer.echo(job.spell_answer(row))
+            typer.echo(job.spell_answer(answer))
             continue
         from tad.canvas.text import printable
 
-        typer.echo(printable(job.spell_answer(row)))
-        typer.secho(summary(row), dim=True)
+        typer.echo(printable(job.spell_answer(answer)))
+        typer.secho(summary(answer), dim=True)
 
 
 def _encode(lm: LM, question: Question, gen_length: int, raw: bool, allow_special: bool) -> list[int]:
@@ -123,11 +124,11 @@ def warn_of_scope(model: str, question: str) -> None:
         typer.secho(note, err=True, dim=True)
 
 
-def summary(row: Decoded) -> str:
+def summary(answer: Generation) -> str:
     """Forwards, tokens per forward by both definitions, and speed."""
     return (
-        f"{row.forwards} forwards, {len(row.content)} tokens: {row.tpf:.2f} per forward"
-        f" ({row.tpf_all:.2f} with the filler), {len(row.content) / row.seconds:.1f} tokens/s"
+        f"{answer.forwards} forwards, {len(answer.decoded.content)} tokens: {answer.tpf:.2f} per forward"
+        f" ({answer.tpf_all:.2f} with the filler), {answer.tokens_per_second:.1f} tokens/s"
     )
 
 
@@ -143,59 +144,59 @@ class _Job:
 
     def run(
         self, questions: list[Question], encoded: list[list[int]], batch_size: int
-    ) -> Iterator[tuple[Question, Decoded]]:
-        """Rows in the order of the prompts, each batch as soon as it is done."""
-        from tad.decoding import decode
-
+    ) -> Iterator[tuple[Question, Generation]]:
+        """Answers in the order of the prompts, each batch as soon as it is done."""
         for low in range(0, len(questions), batch_size):
             batch = slice(low, low + batch_size)
             try:
-                rows = decode(self.lm, encoded[batch], self.decoder, self.gen_length, self.seed)
+                answers = self.answer(encoded[batch])
             except TadError as error:
                 raise TadError(f"{questions[low].where}: {error}") from None
-            yield from zip(questions[batch], rows, strict=True)
+            yield from zip(questions[batch], answers, strict=True)
+
+    def answer(self, prompts: list[list[int]], on_step: StepCallback | None = None) -> list[Generation]:
+        from tad.generation import generate
+
+        return generate(self.lm, prompts, self.decoder, self.gen_length, self.seed, on_step=on_step)
 
     def show_live(self, encoded: list[int], svg: Path | None) -> None:
         from rich.console import Console
 
         from tad.canvas.terminal import Canvas, LiveCanvas
         from tad.canvas.text import printable
-        from tad.decoding import decode
 
         console = Console()
         block = self.decoder.schedule.block
         canvas = Canvas(self.gen_length, block, self.spell, self.lm.tokens.ends, self.decoder.name)
         with LiveCanvas(canvas, console) as screen:
-            row = decode(self.lm, [encoded], self.decoder, self.gen_length, self.seed, on_step=screen.take)[0]
-            canvas.finish(row)
-        _print_answer(console, printable(self.spell_answer(row)), summary(row))
+            (answer,) = self.answer([encoded], screen.take)
+            canvas.finish(answer.decoded)
+        _print_answer(console, printable(self.spell_answer(answer)), summary(answer))
         if svg is not None:
-            self.draw(row, svg)
+            self.draw(answer, svg)
 
-    def draw(self, row: Decoded, path: Path) -> None:
+    def draw(self, answer: Generation, path: Path) -> None:
         from tad.canvas.svg import draw_svg
         from tad.files import write_whole
 
         adapter = f" with {self.adapter}" if self.adapter else ""
-        write_whole(path, draw_svg(row, self.spell, f"{self.model}{adapter}, {self.decoder.name}"))
+        write_whole(path, draw_svg(answer.decoded, self.spell, f"{self.model}{adapter}, {self.decoder.name}"))
 
     def spell(self, ids: list[int]) -> str:
         """Ids as they are shown on the canvas."""
         return " ".join(map(str, ids)) + " " if self.as_ids else self.lm.decode(ids, skip_special=False)
 
-    def spell_answer(self, row: Decoded) -> str:
-        from tad.generation import read_answer
+    def spell_answer(self, answer: Generation) -> str:
+        return ",".join(map(str, answer.decoded.answer)) if self.as_ids else answer.text
 
-        return ",".join(map(str, row.answer)) if self.as_ids else read_answer(self.lm, row)
-
-    def as_record(self, question: Question, row: Decoded) -> dict[str, Any]:
-        """One row for machines."""
+    def as_record(self, question: Question, answer: Generation) -> dict[str, Any]:
+        """One answer for machines."""
         from tad.decoding.decoders import describe, parameters
-        from tad.generation import read_answer
 
+        row = answer.decoded
         return {
             "prompt": question.prompt if question.ids is None else question.ids,
-            "text": None if self.lm.tokenizer is None else read_answer(self.lm, row),
+            "text": None if self.lm.tokenizer is None else answer.text,
             "tokens": row.tokens,
             "steps": row.steps,
             "confidence": row.confidence,

@@ -212,7 +212,7 @@ def fill_defaults(
     known = decoder is not None and gen_length is not None
     defaults = DecodingDefaults() if known else find_defaults(model, adapter)
     name, length, own = defaults.fill(decoder, gen_length, settings)
-    get_decoder(name, **own).prepared(length, logit_shift=0)
+    get_decoder(name, **own).check(length)
     return name, length, own
 
 

@@ -56,7 +56,7 @@ def throughput(
     texts, length = method or [f"base,{defaults.decoder}"], gen_length or defaults.gen_length
     chosen = [_read_method(text) for text in texts]
     for _, decoder, own in chosen:
-        get_decoder(decoder, **shared | own).prepared(length, logit_shift=0)
+        get_decoder(decoder, **shared | own).check(length)
     sections = list_tasks([task], limit=limit, templates=[template], options=task_options)
     items = Questions(sections, None if data_dir is None else str(data_dir)).items
     adapters = dict.fromkeys(adapter for adapter, _, _ in chosen)

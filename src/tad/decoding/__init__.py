@@ -54,7 +54,7 @@ def decode(
     `plain` the plain forward; `graph` CUDA graphs (on a CPU the same steps, not captured). A `GraphEngine` of one's own is
     used as it is. Where none is given, the environment's TAD_ENGINE decides.
     """
-    chosen = get_decoder(decoder, lm.family.name, **overrides).prepared(gen_length, lm.family.logit_shift)
+    chosen = get_decoder(decoder, lm.family.name, **overrides)
     seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
     if len(seeds) != len(prompts):
         raise TadError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one per prompt, or a single one")

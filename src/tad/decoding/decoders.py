@@ -47,7 +47,7 @@ from tad.decoding.unmasking import (
     TopKPerStep,
 )
 from tad.errors import TadError
-from tad.models import BlockLayout
+from tad.models import LM, BlockLayout
 
 Stop = Literal["end", "block", "eager", "off"]
 
@@ -69,8 +69,19 @@ class Decoder:
     def opens_with_first(self, logit_shift: int) -> bool:
         return self.first_opens and logit_shift > 0 and self.cache.needs == "sequential"
 
-    def prepared(self, length: int, logit_shift: int) -> Decoder:
-        """Check the parts against each other and against the length; fill in what depends on it."""
+    def bind(self, lm: LM, length: int | None = None) -> Decoder:
+        """The decoder for answers of this length by this model: its parts checked against each other, the model and the length,
+        and what depends on them filled in. The scheduler binds every request; others ask before whether it can be decoded.
+        Without a length: what depends on the model alone, such as its blocks. Binding twice is binding once."""
+        _check_values(self)
+        bound = self._with_blocks(lm.model.shape.blocks)
+        return bound if length is None else bound._with_length(length, lm.family.logit_shift)
+
+    def check(self, length: int) -> None:
+        """What can be refused before a model is there."""
+        self._with_length(length, 0)
+
+    def _with_length(self, length: int, logit_shift: int) -> Decoder:
         _check_values(self)
         block = length if self.schedule.block is None else self.schedule.block
         if length < 1:
@@ -130,7 +141,7 @@ class Decoder:
             raise TadError("schedule 'verified' verifies what the model says without guidance; leave cfg out")
         return self
 
-    def for_blocks(self, layout: BlockLayout | None) -> Decoder:
+    def _with_blocks(self, layout: BlockLayout | None) -> Decoder:
         """With the block size of the model, where both go by blocks of the model's own; where neither does, as it is."""
         schedule, rule = self.schedule, self.rule
         if isinstance(schedule, TokenByToken | Verified) and (layout is None or not layout.causal):

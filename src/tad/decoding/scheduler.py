@@ -298,7 +298,7 @@ class Scheduler:
             raise
 
     def _kind(self, request: Request) -> _Kind:
-        decoder, room = request.decoder, self.room
+        decoder, room = request.decoder.bind(self.lm, request.length), self.room
         if room is None:
             longest = max(len(request.prompt), len(request.scorer_prompt or ()))
             length = request.length

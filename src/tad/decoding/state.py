@@ -24,7 +24,7 @@ from tad.models import LM, BlockLayout, SpecialTokens
 
 @dataclass(frozen=True)
 class Request:
-    """A row to decode. `decoder` is prepared for `length` (`Decoder.prepared`). `name` is how steps and results call it.
+    """A row to decode. `name` is how steps and results call it.
 
     `scorer_prompt` is a second prompt for the same generated part, whose predictions the strategy may look at; `given`
     are tokens to write instead of sampled ones.
@@ -64,9 +64,8 @@ class DecodeSpec:
         scored: bool = False,
         given: bool = False,
     ) -> DecodeSpec:
-        """For rows of this model that generate up to `length` positions; block by block, a last block has room behind them."""
+        """For rows of this model whose decoders are bound to it (`Decoder.bind`) and that generate up to `length` positions; block by block, a last block has room behind them."""
         blocks = lm.model.shape.blocks
-        decoder = decoder.for_blocks(blocks)
         if isinstance(decoder.schedule, BlockByBlock):
             length += decoder.schedule.block or 0
         shift, vocab = lm.family.logit_shift, lm.model.shape.vocab

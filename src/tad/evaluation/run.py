@@ -67,8 +67,7 @@ class Runner:
         self.lm, self.recipe = lm, recipe
         self.identity = identity or Identity.of(lm)
         chosen = get_decoder(recipe.decoder, lm.family.name, **recipe.settings)
-        # Refuse it now, not at the first batch.
-        chosen.for_blocks(lm.model.shape.blocks).prepared(recipe.gen_length, lm.family.logit_shift)
+        chosen.bind(lm, recipe.gen_length)  # refused now, not at the first batch
         self.decoder = chosen
         self._size = recipe.batch_size
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -30,9 +30,6 @@ from tad.models.stored import parse_dtype
 from tad.models.tokenizer import FILES, Message, encode_chat, encode_text, load_tokenizer
 from tad.models.tokens import SpecialTokens, read_special_tokens
 from tad.models.transformer import MaskedDiffusionModel
-
-if TYPE_CHECKING:
-    from tad.generation import Conversation, Stream
 
 _LARGE = 2 * 10**9  # bytes of weights whose reading shows a bar
 ATTENTION = ("sdpa", "flex_attention")
@@ -134,26 +131,6 @@ class LM:
         """The model with its adapter switched off, for the time of a `with` block."""
         with self.peft.disable_adapter() if self.peft is not None else nullcontext():
             yield self.model
-
-    # Decoding is a later room: these lead to it for those who hold a model.
-
-    def generate(self, prompts: Any, *args: Any, **settings: Any) -> Any:
-        """`tad.generate` with this model."""
-        from tad.generation import generate
-
-        return generate(self, prompts, *args, **settings)
-
-    def stream(self, prompt: str | list[Message], *args: Any, **settings: Any) -> Stream:
-        """`tad.stream` with this model."""
-        from tad.generation import stream
-
-        return stream(self, prompt, *args, **settings)
-
-    def chat(self, *args: Any, **settings: Any) -> Conversation:
-        """A `tad.Conversation` with this model: `talk = lm.chat()`, then `talk.ask("...")`."""
-        from tad.generation import Conversation
-
-        return Conversation(self, *args, **settings)
 
     def __repr__(self) -> str:
         packed = 2  # int4 weights in a byte

@@ -106,7 +106,7 @@ def make_card(folder: Path, repo: str, record: dict[str, Any]) -> str:
     lines = [f"---\n{yaml.safe_dump(facts, sort_keys=False).strip()}\n---", f"# {repo.partition('/')[2]}", ""]
     if adapter:
         lines += [f"A LoRA adapter that makes {base or 'its base'} reveal more tokens per forward.", ""]
-    lines += ["    import tad", f"    lm = {load}", '    print(lm.generate("...").text)', ""]
+    lines += ["    import tad", f"    lm = {load}", '    print(tad.generate(lm, "...").text)', ""]
     if (folder / GENERATION).is_file() and (own := read_json(folder / GENERATION).get(KEY)):
         lines += ["Decoded by default with " + ", ".join(f"{k} {v}" for k, v in own.items()) + ".", ""]
     if recipe:

@@ -26,7 +26,7 @@ log = logging.getLogger("tad.serving")
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked, in tokens. `decoder` is prepared for `length` (`Decoder.prepared`)."""
+    """What is asked, in tokens. `decoder` is bound to the model (`Decoder.bind`)."""
 
     prompt: tuple[int, ...]
     decoder: Decoder

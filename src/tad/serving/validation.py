@@ -35,13 +35,13 @@ class RequestValidator:
         self.decoders: dict[str, Decoder] = {}
         for name in decoders_for(layout):
             with suppress(TadError):  # sub-blocks that do not divide the model's block
-                self.decoders[name] = get_decoder(name, lm.family.name).for_blocks(layout)
+                self.decoders[name] = get_decoder(name, lm.family.name).bind(lm)
         given = {} if settings.threshold is None else {"threshold": settings.threshold}
         self.decoder, self.default_tokens, own = lm.defaults.fill(settings.decoder, None, given)
-        chosen = get_decoder(self.decoder, lm.family.name, **own).for_blocks(layout)
+        chosen = get_decoder(self.decoder, lm.family.name, **own).bind(lm)
         self.decoders[self.decoder] = chosen
         block = chosen.schedule.block or 1
-        chosen.prepared(block, lm.family.logit_shift)
+        chosen.bind(lm, block)
         self.max_tokens = settings.max_tokens or max(block, min(2048, lm.context // 2 // block * block))
         if not block <= self.max_tokens < lm.context:
             raise TadError(
@@ -79,7 +79,7 @@ class RequestValidator:
             except TadError as error:
                 raise ApiError(400, str(error), source, "invalid_prompt") from None
             try:
-                prepared = decoder.prepared(length, self.lm.family.logit_shift)
+                prepared = decoder.bind(self.lm, length)
             except TadError as error:
                 raise ApiError(400, f"decoder '{decoder.name}': {error}", "decoder") from None
             for _ in range(each):

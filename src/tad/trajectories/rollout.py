@@ -100,7 +100,7 @@ class RolloutConfig:
         if self.block < 1 or length % self.block:
             raise TadError(f"gen_length {length} is not a multiple of the block length {self.block}")
 
-    def decoder(self, length: int, logit_shift: int, layout: BlockLayout | None = None) -> Decoder:
+    def decoder(self, layout: BlockLayout | None = None) -> Decoder:
         """The decoder whose reveals are this rollout. A block-diffusion model (`layout`) goes by its own blocks, each in parts of
         `block` from left to right where that is smaller."""
         rule: Strategy = InOrder(self.order, self.floor or None)
@@ -120,9 +120,7 @@ class RolloutConfig:
             schedule = BlockByBlock(sub_block=block if block < int(layout.size) else None, store=False)
             if self.cache == "none" and self.one_forward:
                 cache = BlockCache()  # exact
-        return Decoder(schedule, rule, cache, found.sampling, found.stop, name="rollout").prepared(
-            length, logit_shift
-        )
+        return Decoder(schedule, rule, cache, found.sampling, found.stop, name="rollout")
 
 
 @dataclass
@@ -161,7 +159,7 @@ def roll_out(
     config.check(length)
     if config.tokens == "reference" and references is None:
         raise TadError("tokens 'reference' needs the reference's token ids")
-    decoder = config.decoder(length, lm.family.logit_shift, lm.model.shape.blocks)
+    decoder = config.decoder(lm.model.shape.blocks)
     asks_teacher, asks_student = config.tokens == "teacher", config.order in NEEDS_STUDENT
     requests = [
         Request(

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tad.decoding.engine.tiling import FP16_LIMIT, KernelConfig
 from tad.decoding.engine.weights import Project, Projection
 
 MAX_ROWS = 64  # more are left to the library
@@ -30,22 +30,9 @@ _PROGRAMS = (120, 420)  # that configs worth trying have; an H200 has 132 SMs
 _CAPABILITY = (9, 0)  # the first GPUs with TMA
 _COMPILED = (7, 0)  # the first that Triton serves
 _FEWEST_INPUTS = 64  # of which a weight's inputs must be a multiple
-FP16_LIMIT = 65280.0  # the largest number of bf16 that fp16 has; kernels clamp to it too
 
 # What was found best: (dtype of weights, outputs, inputs, block of rows, split) -> config.
 chosen: dict[tuple[torch.dtype, int, int, int, int], KernelConfig] = {}
-
-
-class KernelConfig(NamedTuple):
-    """How the kernel is cut up: a program's outputs and inputs at a time, splits of K, warps, pipeline stages. `tma` loads
-    through tensor descriptors."""
-
-    block_n: int
-    block_k: int
-    split: int
-    warps: int
-    stages: int
-    tma: bool
 
 
 # The first serves every shape.

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tad.decoding.engine.gemm import FP16_LIMIT, KernelConfig
 from tad.decoding.engine.layout import Spans
+from tad.decoding.engine.tiling import FP16_LIMIT, KernelConfig
 
 _HEADS = 8  # of a program that applies RoPE
 
