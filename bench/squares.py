@@ -27,7 +27,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ CELLS = SIDE * SIDE
 HOLE, MASK, SEPARATOR, END = 0, 6, 7, 8  # 1 to 5 are the symbols
 VOCAB = 16
 ORDERS = ("teacher", "left-to-right", "base")
-THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+THRESHOLDS = {"best": (0.05, 0.1, 0.2, 0.3, 0.5, 1.0), "leftmost": (0.1, 0.3, 1.0)}
 LEVEL = 0.5  # of confidence: the quality window ends where the curve over steps falls below it
 
 
@@ -61,9 +61,9 @@ class Sizes:
     pretrain_steps: int = 3_500
     pretrain_rows: int = 128
     questions: int = 2_000
-    steps: int = 300
-    rows: int = 128
-    test: int = 1_000
+    steps: int = 200
+    rows: int = 96
+    test: int = 600
     seeds: int = 3
     drop_wrong: bool = True
 
@@ -285,12 +285,12 @@ def distil(
 
 
 def evaluate(
-    model: MaskedDiffusionModel, questions: Tensor, answers: Tensor, thresholds: Sequence[float]
+    model: MaskedDiffusionModel, questions: Tensor, answers: Tensor, thresholds: Mapping[str, Sequence[float]]
 ) -> list[dict[str, object]]:
     """A run for every setting: whether each problem is right, and its forwards."""
     runs: list[dict[str, object]] = []
-    for keep in ("best", "leftmost"):
-        for threshold in (None, *thresholds):
+    for keep, values in thresholds.items():
+        for threshold in (None, *values):
             found = [decode(model, prompts(part), threshold, keep) for part in questions.split(250)]
             tokens, _, forwards = (torch.cat(column) for column in zip(*found, strict=True))
             correct = (tokens == answers).all(1)
@@ -314,7 +314,7 @@ def main(words: list[str] | None = None) -> Path:
     options = parser.parse_args(words)
     sizes = TINY if options.tiny else Sizes()
     options.out.mkdir(parents=True, exist_ok=True)
-    thresholds = THRESHOLDS[::4] if options.tiny else THRESHOLDS
+    thresholds = {"best": (0.3,), "leftmost": (0.3,)} if options.tiny else THRESHOLDS
     test = draw_many(sizes.test, 7_000_001, sizes.holes, test=True)
     train = draw_many(sizes.questions, 5_000_003, sizes.holes)
     stored = options.out / "base.pt"
@@ -344,9 +344,11 @@ def main(words: list[str] | None = None) -> Path:
 
     note("base", None, base)
     for seed in range(sizes.seeds):
-        for order in ORDERS:
+        # The two controls have one seed: they say what else could explain a difference, not how large it is.
+        for order in ORDERS if seed == 0 else ORDERS[:2]:
             note(f"tad, {order}", seed, distil(base, rows[order], sizes, windows[order], seed, options.rate))
-        note("random masks", seed, distil(base, rows["teacher"], sizes, None, seed, options.rate))
+        if seed == 0:
+            note("random masks", seed, distil(base, rows["teacher"], sizes, None, seed, options.rate))
     return where
 
 

@@ -17,6 +17,7 @@ from tad.evaluation import aup, compare_runs, tabulate_folders
 from tad.evaluation.analysis import (
     MEAN,
     POOLED,
+    SPEEDS,
     ResultRow,
     ResultTable,
     RowSpec,
@@ -485,8 +486,20 @@ def test_the_verdict_comes_first(table: ResultTable) -> None:
 def test_every_format_has_every_method(table: ResultTable) -> None:
     for text in (show_table(table), as_markdown(table), as_csv(table), show_points(table)):
         assert all(row.method in text for row in table.rows)
-    widths = {line.count("|") for line in as_markdown(table).splitlines() if line.startswith("|")}
-    assert len(widths) == 1
+    blocks = [block.splitlines() for block in as_markdown(table).split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 2  # the methods, and their accuracies at fixed speed
+    assert all(len({line.count("|") for line in block}) == 1 for block in blocks)
+
+
+def test_accuracies_at_fixed_speed_are_read_off_the_printed_points(table: ResultTable) -> None:
+    found = row_of(table, "speed, tad").scopes[MEAN]
+    fastest = max(point.tpf.value for point in found.points)
+    assert set(found.accuracy_at) == {speed for speed in SPEEDS if speed <= fastest}
+    for speed, one in found.accuracy_at.items():
+        faster = [point.accuracy.value for point in found.points if point.tpf.value >= speed]
+        assert max(faster) <= one.value <= max(point.accuracy.value for point in found.points)
+        assert one.interval is not None
+        assert one.interval[0] <= one.value <= one.interval[1]
 
 
 def test_a_printed_comparison_names_its_runs_and_tells_them_apart(folder: Path) -> None:

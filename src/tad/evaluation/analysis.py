@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tad.errors import TadError
-from tad.evaluation.aup import DROP, TpfAtAccuracy, tpf_at_accuracy, tpfs_at_accuracy
+from tad.evaluation.aup import DROP, TpfAtAccuracy, accuracies_at_tpf, tpf_at_accuracy, tpfs_at_accuracy
 from tad.evaluation.measurement import (
     RESAMPLES,
     Bootstrap,
@@ -27,6 +27,7 @@ from tad.evaluation.measurement import (
 )
 
 TOLERANCE = 1.5  # points below the base's accuracy one token at a time
+SPEEDS = (4.0, 6.0, 8.0, 10.0)  # tokens per forward at which accuracies are read off the curves
 MEAN, POOLED = "mean over tasks", "all problems pooled"
 _Z_POWER = 1.959963984540054 + 0.8416212335729143  # two-sided 5 %, power 80 %
 
@@ -93,6 +94,9 @@ class ScopeResult:
     to_baseline: PairedDifference | None
     tpf_at_target: TpfAtAccuracy | None
     tpf_at_target_interval: Interval
+    accuracy_at: dict[
+        float, Estimate
+    ]  # the accuracy at fixed tokens per forward, those of SPEEDS that the curve reaches
     times_baseline: Estimate | None  # the ratio of the two tokens per forward at the target accuracy
     aup: Estimate | None
     points: list[CurvePoint]
@@ -317,6 +321,7 @@ class _Maker:
             else _pair(found, own, self.baseline[1][scope], self.baseline[0].default_point),
             tpf_at_target=at,
             tpf_at_target_interval=at_interval,
+            accuracy_at=_accuracy_at(found),
             times_baseline=None if at is None or self.base is None else self._ratio(scope, at, drawn),
             aup=area,
             points=_curve(runs, found),
@@ -348,6 +353,19 @@ def _drawn_tpf_at(found: Measurement, targets: np.ndarray) -> np.ndarray:
     """Tokens per forward at the target accuracy of every resample, against its own target; 0 where it is not reached."""
     drawn = tpfs_at_accuracy(found.drawn_tpf.mean(0), found.drawn_accuracy.mean(0), targets)
     return np.nan_to_num(drawn)
+
+
+def _accuracy_at(found: Measurement) -> dict[float, Estimate]:
+    """Of the curve of the seeds' means; a resample that is nowhere so fast is left out of the interval."""
+    estimates = {}
+    for speed in SPEEDS:
+        value = float(
+            accuracies_at_tpf(found.tpf.mean(0)[:, None], found.accuracy.mean(0)[:, None], speed)[0]
+        )
+        if not math.isnan(value):
+            drawn = accuracies_at_tpf(found.drawn_tpf.mean(0), found.drawn_accuracy.mean(0), speed)
+            estimates[speed] = Estimate(value, interval=interval(drawn))
+    return estimates
 
 
 def _pair(found: Measurement, point: int, other: Measurement, other_point: int) -> PairedDifference:

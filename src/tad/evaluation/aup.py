@@ -115,6 +115,20 @@ def tpfs_at_accuracy(tpf: np.ndarray, accuracy: np.ndarray, targets: np.ndarray)
     return np.where(accuracy[-1] >= targets, tpf[-1], found)
 
 
+def accuracies_at_tpf(tpf: np.ndarray, accuracy: np.ndarray, speed: float) -> np.ndarray:
+    """The highest accuracy at `speed` tokens per forward or more, on straight lines between the points: [points, curves] ->
+    [curves]; nan where the fastest point is slower. Unlike the speed at an accuracy it does not jump where a curve is flat."""
+    tpf, accuracy = _by_speed(tpf, accuracy)
+    found = np.where(tpf >= speed, accuracy, -np.inf).max(0)
+    for i in range(len(tpf) - 1):
+        crossed = (tpf[i] < speed) & (tpf[i + 1] >= speed)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = (speed - tpf[i]) / (tpf[i + 1] - tpf[i])
+            between = accuracy[i] + share * (accuracy[i + 1] - accuracy[i])
+        found = np.where(crossed, np.maximum(found, between), found)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
 def _by_speed(tpf: np.ndarray, accuracy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every curve's points in the order of their speed, of equal speeds the less accurate first."""
     order = np.lexsort((accuracy, tpf), axis=0)

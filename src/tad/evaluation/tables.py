@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tad.evaluation.analysis import MEAN, POOLED, Estimate, ResultRow, ResultTable
+from tad.evaluation.analysis import MEAN, POOLED, SPEEDS, Estimate, ResultRow, ResultTable
 from tad.evaluation.measurement import FEW
 from tad.evaluation.sweep import FIRST
 from tad.evaluation.verdict import list_verdicts
@@ -218,6 +218,22 @@ def _cell(one: Estimate | None, digits: int, sign: str = "", interval: bool = Fa
     return GridCell(value, "" if one.se is None or math.isnan(one.se) else f"± {one.se:.{digits}f}")
 
 
+def grid_speeds(table: ResultTable, scopes: Sequence[str]) -> Grid | None:
+    """The accuracy of every method at fixed tokens per forward; None where none is as fast as the slowest of them."""
+    head = ["method", *(f"accuracy % at TPF {speed:g}" for speed in SPEEDS), "seeds"]
+    grid = Grid(f"Accuracy at fixed speed, {table.title}", head)
+    for scope in scopes:
+        rows = []
+        for row in (row for row in table.rows if scope in row.scopes):
+            found = row.scopes[scope].accuracy_at
+            if found:
+                values = [_cell(found.get(speed), 1, interval=True) for speed in SPEEDS]
+                rows.append([GridCell(row.title, method=row.title), *values, *cells(describe_seeds(row))])
+        if rows:
+            grid.groups.append(_group(table, scope, rows))
+    return grid if grid.groups else None
+
+
 def grid_points(table: ResultTable, scopes: Sequence[str]) -> Grid:
     """Every point of every method."""
     head = ["method", "setting", "TPF", "accuracy %", "TPF all", "forwards per problem", "tokens/s", "seeds"]
@@ -325,13 +341,19 @@ def show_table(table: ResultTable) -> str:
 def as_markdown(table: ResultTable) -> str:
     """The table with a heading and the words needed to read it."""
     text = grid_results(table, [table.scope], missing=True).markdown()
-    return "\n".join([f"### {table.title}", "", text, "", *explain(table)]) + "\n"
+    speeds = grid_speeds(table, [table.scope]) if table.tasks else None
+    more = [] if speeds is None else [speeds.markdown(), ""]
+    return "\n".join([f"### {table.title}", "", text, "", *more, *explain(table)]) + "\n"
 
 
 def show_points(table: ResultTable) -> str:
     """Every scope: the methods with AUP and the speed at the target accuracy, then all points."""
-    grids = (grid_results(table, table.scopes), grid_points(table, table.scopes))
-    parts = [table.title, *list_verdicts(table), "", *(f"{grid.show()}\n" for grid in grids)]
+    grids = (
+        grid_results(table, table.scopes),
+        grid_speeds(table, table.scopes),
+        grid_points(table, table.scopes),
+    )
+    parts = [table.title, *list_verdicts(table), "", *(f"{grid.show()}\n" for grid in grids if grid)]
     return "\n".join([*parts, *explain(table)])
 
 
