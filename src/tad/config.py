@@ -3,6 +3,8 @@
 A schema is a subclass of `Recipe`. Unknown keys and wrong types are one-line errors that name the
 field and the fix. This module knows no particular recipe: each room declares its own schema.
 
+`about` says in a sentence what a recipe is, for lists: a text, or one for each variant. It decides nothing.
+
 A file may hold several recipes that differ in a few lines: `variants` maps a recipe's name to what it changes, laid over
 the rest of the file section by section; the name "{variant}" stands for its name. Bundled ones are found by these names; one
 of a file of your own is FILE:NAME.
@@ -25,7 +27,7 @@ from tad.errors import TadError
 from tad.plugins import recipe_folders
 
 BUNDLED = Path(__file__).parent / "recipes"
-_VARIANTS, _VARIANT_NAME = "variants", "{variant}"
+_VARIANTS, _VARIANT_NAME, _ABOUT = "variants", "{variant}", "about"
 
 
 Positive = Annotated[int, Field(gt=0)]
@@ -128,10 +130,24 @@ def recipe_text(source: str | Path) -> str:
     )
 
 
+def recipe_about(source: str | Path) -> str:
+    """What a recipe says of itself under `about`, else the first sentence of the comment it begins with."""
+    path, variant = find_recipe(source)
+    said = _read_yaml(path).get(_ABOUT)
+    said = said.get(variant) if isinstance(said, dict) else said
+    if said is not None:
+        return str(said)
+    lines = itertools.takewhile(
+        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
+    )
+    return " ".join(line.removeprefix("#").strip() for line in lines).split(". ")[0].rstrip(".")
+
+
 def _read_values(path: Path, variant: str | None) -> dict[str, Any]:
     """The values of a file, or of one of its variants."""
     values = copy.deepcopy(_read_yaml(path))
     variants = values.pop(_VARIANTS, None)
+    values.pop(_ABOUT, None)
     if variants is None and variant is None:
         return values
     if not isinstance(variants, dict) or variant not in variants:

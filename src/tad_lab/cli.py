@@ -72,7 +72,7 @@ def study(
             from tad_lab.study.estimate import estimate_study
 
             if values.rates is not None:
-                typer.echo(list_estimates(values, estimate_study(work, only or ())))
+                typer.echo(list_estimates(values.rates, estimate_study(work, only or ())))
             if (
                 values.rates is None or folder.is_dir()
             ):  # else nothing is done, and to say so would need the weights

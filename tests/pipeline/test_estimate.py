@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tad.cli import app
-from tad.config import load_recipe
-from tad.pipeline.estimate import estimate_run
-from tad.pipeline.recipe import RunRecipe
+from tad.config import bundled_recipes, load_recipe
+from tad.pipeline import rates
+from tad.pipeline.estimate import StageEstimate, estimate_run
+from tad.pipeline.recipe import RatesSection, RunRecipe
 from tad_lab.study.estimate import estimate_study
 from tad_lab.study.plan import StudyPlan
 from tad_lab.study.recipe import StudyRecipe
@@ -59,3 +60,51 @@ def test_the_commands_list_their_estimates_and_what_they_assume(words: list[str]
     shown = CliRunner().invoke(app, [*words, "--list"], catch_exceptions=False).stdout
     for text in ("collect", "distill", "evaluate", "hours", "GB", "18.3 ms", "Assumed"):
         assert text in shown
+
+
+def hours(name: str, *overrides: str) -> dict[str, StageEstimate]:
+    recipe = load_recipe(RunRecipe, name, overrides)
+    return {one.stage: one for one in estimate_run(recipe)}
+
+
+def test_an_estimate_follows_what_overrides_change() -> None:
+    plain = hours("run-llada")
+    lean = hours(
+        "run-llada", "collect.cache=dual", "distill.batch.micro=1", "distill.gradient_checkpointing=half"
+    )
+    assert lean["collect"].hours < plain["collect"].hours / 5
+    assert (
+        plain["distill 'speed'"].hours < lean["distill 'speed'"].hours < 1.3 * plain["distill 'speed'"].hours
+    )
+    held = lean["distill 'speed'"].gigabytes
+    assert held is not None
+    assert held == pytest.approx(22.6, abs=1.0)  # docs/guide/llada-8b.md, by memory: it fits 24 GiB
+    assert (
+        hours("run-llada", "distill.compile=true")["distill 'speed'"].hours < plain["distill 'speed'"].hours
+    )
+
+
+@pytest.mark.parametrize("name", ["run-llada-small", "run-dream-small"])
+def test_the_small_first_run_takes_under_three_hours_by_its_rates(name: str) -> None:
+    recipe = load_recipe(RunRecipe, name)
+    recipe.check()
+    assert sum(one.hours for one in estimate_run(recipe)) < 3
+
+
+@pytest.mark.parametrize("name", [name for name in bundled_recipes() if name.startswith("run-")])
+def test_every_run_has_an_estimate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = RatesSection(machine="here", rollout_ms=1, state_ms=1, forward_ms=1)
+    monkeypatch.setattr(rates, "measure_rates", lambda _: measured)
+    recipe = load_recipe(RunRecipe, name)
+    found = estimate_run(recipe, rates.find_rates(recipe))
+    assert len(found) >= 4
+    assert all(one.hours > 0 for one in found)
+
+
+def test_a_small_model_is_measured_where_its_recipe_has_no_rates() -> None:
+    recipe = load_recipe(
+        RunRecipe, "run-nano-llada", ["collect.gen_length=32", "collect.batch_size=2", "device=cpu"]
+    )
+    found = rates.find_rates(recipe)
+    assert found.state_ms > found.rollout_ms > 0
+    assert found.decode_gb == pytest.approx(0.0125, rel=0.01)  # 3.1M parameters in fp32

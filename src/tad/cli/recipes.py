@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from tad.config import Recipe
 
 R = TypeVar("R", bound="Recipe")
+# Where to begin: on a bundled model, and on a released one.
+_START = ("run-nano-llada-ltr", "run-llada-small", "run-llada-ltr", "run-llada")
+_WIDE = 26  # characters of a name, longest ones apart
+_ORDER = ("run", "collect", "distill")
 # Verb -> keys that only its recipes have.
 _KEYS = {
     "convert": {"data", "how", "block", "held_out"},
@@ -53,18 +59,36 @@ def recipes(
 
 
 def _list(as_json: bool) -> None:
-    from tad.config import bundled_recipes, read_recipe, recipe_text
+    from tad.config import bundled_recipes, read_recipe, recipe_about
 
     rows = [
-        {"name": name, "verb": find_verb(read_recipe(name)) or "-", "about": _about(recipe_text(name))}
+        {"name": name, "verb": find_verb(read_recipe(name)) or "-", "about": recipe_about(name)}
         for name in bundled_recipes()
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    wide = max(len(row["name"]) for row in rows)
-    for row in sorted(rows, key=lambda row: (row["verb"], row["name"])):
-        typer.echo(f"{row['verb']:9s} {row['name']:{wide}s}  {row['about']}")
+    found = {row["name"] for row in rows}
+    typer.echo("Start with one of these (or with `tad init` for your own questions):")
+    _show([row for name in _START if name in found for row in rows if row["name"] == name])
+    order = {verb: place for place, verb in enumerate(_ORDER)}
+    for verb, group in groupby(
+        sorted(rows, key=lambda row: (order.get(row["verb"], len(order)), row["verb"])),
+        lambda row: row["verb"],
+    ):
+        typer.echo(f"\ntad {verb} NAME")
+        _show([row for row in group])
+
+
+def _show(rows: Sequence[Mapping[str, str]]) -> None:
+    """A line per recipe, or more where what it says of itself is longer."""
+    for row in rows:
+        first = f"  {row['name']:{_WIDE}s} "
+        typer.echo(
+            textwrap.fill(
+                row["about"].rstrip("."), 110, initial_indent=first, subsequent_indent=" " * len(first)
+            )
+        )
 
 
 def load(schema: type[R], verb: str, source: str, overrides: Sequence[str] | None) -> R:
@@ -87,13 +111,3 @@ def find_verb(values: Mapping[str, Any]) -> str | None:
     kinds = {**_KEYS, **additions("RECIPE_KEYS")}
     found = sorted((len(keys & values.keys()), verb) for verb, keys in kinds.items())
     return found[-1][1] if found[-1][0] > found[-2][0] else None
-
-
-def _about(text: str) -> str:
-    """The first sentence of the comment a recipe begins with."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines).split(". ")[0].rstrip(".")

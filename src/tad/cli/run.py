@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tad.evaluation.run import OnProgress
     from tad.evaluation.sweep import Setting
     from tad.pipeline.estimate import StageEstimate
-    from tad.pipeline.recipe import ModelRecipe
+    from tad.pipeline.recipe import RatesSection
 
 
 def init(
@@ -68,9 +68,13 @@ def run(
     folder = out or Path("runs") / values.name
     if show:
         from tad.pipeline.estimate import estimate_run
+        from tad.pipeline.rates import find_rates
 
         values.check()
-        typer.echo(list_estimates(values, estimate_run(values)))
+        options.quieten()
+        with options.busy("measuring this machine" if values.rates is None else "counting"):
+            rates = find_rates(values)
+        typer.echo(list_estimates(rates, estimate_run(values, rates)))
         return
     chosen = tuple(stage) if stage else STAGES
     options.quieten()
@@ -87,26 +91,29 @@ def run(
     typer.echo(f"written: {folder}")
 
 
-def list_estimates(recipe: ModelRecipe, stages: Sequence[StageEstimate]) -> str:
+def list_estimates(rates: RatesSection, stages: Sequence[StageEstimate]) -> str:
     """`--list`: a line per stage with hours and memory, then what was assumed."""
     from tad.evaluation.tables import align
 
-    rates = recipe.rates
-    if rates is None:
-        return f"{recipe.name}: has no section 'rates', so there is nothing to estimate from"
     rows = [("stage", "work", "hours", "GB")]
-    rows += [(one.stage, one.work, f"{one.hours:.1f}", f"{one.gigabytes:.0f}") for one in stages]
+    rows += [(one.stage, one.work, f"{one.hours:.1f}", _gigabytes(one)) for one in stages]
     rows.append(("all", "", f"{sum(one.hours for one in stages):.1f}", ""))
     return "\n".join(
         [
             align(rows),
-            f"Estimated from {rates.rollout_ms:g} ms per row and step of collecting, {rates.state_ms:g} ms per state of training and "
-            f"{rates.forward_ms:g} ms per row and forward of decoding ({rates.machine}).",
+            f"Estimated from {rates.rollout_ms:.3g} ms per row and step of collecting, {rates.state_ms:.3g} ms per state of training and "
+            f"{rates.forward_ms:.3g} ms per row and forward of decoding ({rates.machine}).",
             "Assumed: every answer fills its canvas, every rollout is kept, and settings other than one token at a time make "
             f"{rates.tokens_per_forward:g} tokens per forward. Loading, grading and the window are left out. GB: of weights while "
             "decoding, the highest measured while training.",
         ]
     )
+
+
+def _gigabytes(one: StageEstimate) -> str:
+    if one.gigabytes is None:
+        return "-"
+    return f"{one.gigabytes:.0f}" if one.gigabytes >= 10 else f"{one.gigabytes:.2g}"
 
 
 def stop(words: list[str]) -> None:

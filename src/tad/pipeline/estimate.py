@@ -1,7 +1,7 @@
 """How long the stages of a run take and what they hold in memory, before anything starts.
 
-Plain arithmetic: how many problems, steps, states and forwards the recipe asks for, times the rates that its section `rates`
-gives. Every answer is taken to fill its canvas, so stages that stop at the end of an answer are faster. Loads nothing.
+Plain arithmetic: how many problems, steps, states and forwards the recipe asks for, times the rates of its model (`rates`).
+Every answer is taken to fill its canvas, so stages that stop at the end of an answer are faster. Loads nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _SIZES = {
     ("mbpp", "test"): 500,
     ("mbpp-instruct", "test"): 500,
 }
+# Measured at 8B shape (docs/lab/performance.md, a training step): of the time, and of what a sequence holds.
+_COMPILED_TIME, _RECOMPUTED_TIME, _RECOMPUTED_MEMORY = 0.75, 1.16, 0.41
 ANY_FAMILY = "llada"  # families differ in thresholds, not in how many settings there are
 
 
@@ -38,12 +40,12 @@ class StageEstimate:
     stage: str
     work: str
     hours: float
-    gigabytes: float
+    gigabytes: float | None
 
 
-def estimate_run(recipe: RunRecipe) -> list[StageEstimate]:
-    """The stages of `tad run`; empty without rates."""
-    rates = recipe.rates
+def estimate_run(recipe: RunRecipe, rates: RatesSection | None = None) -> list[StageEstimate]:
+    """The stages of `tad run`, at the recipe's own rates unless others are given."""
+    rates = rates or recipe.rates
     if rates is None:
         return []
     found: list[StageEstimate] = []
@@ -68,7 +70,8 @@ def estimate_collect(
     recipe: ModelRecipe, stage: str, collect: CollectRecipe, rates: RatesSection
 ) -> StageEstimate:
     rollouts, steps = count_rollouts(recipe, collect), collect.gen_length
-    hours = rollouts * steps * rates.rollout_ms / 3.6e6
+    each = rates.rollout_cached_ms if collect.cache != "none" else None
+    hours = rollouts * steps * (each or rates.rollout_ms) / 3.6e6
     return StageEstimate(stage, f"{rollouts:,} rollouts of {steps} steps", hours, rates.decode_gb)
 
 
@@ -82,9 +85,15 @@ def estimate_distill(
     else:
         each = length if recipe.states == "all" else int(recipe.states)
         states = round(trajectories * each * learning.epochs)
-    return StageEstimate(
-        f"distill '{name}'", f"{states:,} states", states * rates.state_ms / 3.6e6, rates.train_gb
-    )
+    recomputed, adapter = recipe.gradient_checkpointing, recipe.adapter
+    hours = states * rates.state_ms / 3.6e6
+    hours *= (_RECOMPUTED_TIME if recomputed else 1.0) * (_COMPILED_TIME if recipe.compile else 1.0)
+    held = rates.train_gb
+    if held is not None:
+        share = _RECOMPUTED_MEMORY if recomputed else 1.0
+        held += rates.sequence_gb * ((recipe.batch.micro or recipe.batch.size) * share - rates.train_micro)
+        held += rates.adapter_gb * ((adapter.rank if adapter else 128) / 128 - 1)
+    return StageEstimate(f"distill '{name}'", f"{states:,} states", hours, held)
 
 
 def estimate_answers(

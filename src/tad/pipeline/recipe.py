@@ -78,10 +78,17 @@ class RatesSection(Recipe):
     """Milliseconds of decoding per row and forward."""
     tokens_per_forward: PositiveFloat = 4.0
     """Assumed of every setting but one token at a time."""
-    decode_gb: PositiveFloat
+    rollout_cached_ms: PositiveFloat | None = None
+    """The same as `rollout_ms`, with a `cache`; not given: taken to be no faster."""
+    decode_gb: PositiveFloat | None = None
     """Memory on the device while collecting and decoding: the weights."""
-    train_gb: PositiveFloat
-    """Memory on the device while training: the highest measured."""
+    train_gb: PositiveFloat | None = None
+    """Memory on the device while training: the highest measured, with `train_micro` sequences and an adapter of rank 128."""
+    train_micro: PositiveInt = 4
+    sequence_gb: float = 0.0
+    """Of `train_gb`, what every sequence of the micro-batch holds."""
+    adapter_gb: float = 0.0
+    """Of `train_gb`, the adapter of rank 128 with its gradient and the optimizer's state."""
 
 
 class ModelRecipe(Recipe):
