@@ -77,7 +77,7 @@ def _list(as_json: bool) -> None:
         lambda row: row["verb"],
     ):
         typer.echo(f"\ntad {verb} NAME")
-        _show([row for row in group])
+        _show(list(group))
 
 
 def _show(rows: Sequence[Mapping[str, str]]) -> None:
