@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,9 +126,16 @@ def warn_of_scope(model: str, question: str) -> None:
 
 def summary(answer: Generation) -> str:
     """Forwards, tokens per forward by both definitions, and speed."""
-    return (
-        f"{answer.forwards} forwards, {len(answer.decoded.content)} tokens: {answer.tpf:.2f} per forward"
+    row = answer.decoded
+    said = (
+        f"{answer.forwards} forwards, {len(row.content)} tokens: {answer.tpf:.2f} per forward"
         f" ({answer.tpf_all:.2f} with the filler), {answer.tokens_per_second:.1f} tokens/s"
+    )
+    if row.drafting is None or row.kept_per_cycle is None:
+        return said
+    return (
+        f"{said}; {row.drafting.accepted} of {row.drafting.drafted} drafted tokens kept,"
+        f" {row.kept_per_cycle:.2f} tokens per cycle"
     )
 
 
@@ -204,6 +211,7 @@ class _Job:
             "tpf": row.tpf,
             "tpf_all": row.tpf_all,
             "seconds": row.seconds,
+            **({} if row.drafting is None else {"drafting": asdict(row.drafting)}),
             "seed": self.seed,
             "gen_length": self.gen_length,
             "decoder": {"name": self.decoder.name, **describe(self.decoder), **parameters(self.decoder)},

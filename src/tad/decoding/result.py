@@ -91,6 +91,9 @@ class Step:
     confidence: list[float]
     queries: int  # positions of this row that were computed
     created: int  # blocks that exist
+    drafted: int = field(
+        default=0, kw_only=True
+    )  # tokens that this forward verified; all it reveals but one were among them
 
 
 StepCallback = Callable[[Step], None]

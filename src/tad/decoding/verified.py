@@ -180,13 +180,13 @@ class VerifiedBatch:
             for end in ends:
                 guesses = [next(outputs) for _ in range(self.masks - 1)]
                 drafts[end] = guesses[: next(lengths)]
-            kept = self._keep(row, said)
+            drafted, kept = len(row.draft), self._keep(row, said)
             row.draft, row.sure = [], []
             if kept in drafts and not row.ended:
                 for token, sure in drafts[kept][: max(0, row.left - 1)]:
                     row.draft.append(token)
                     row.sure.append(sure)
-            self._report(row, said[: kept + 1], fed)
+            self._report(row, said[: kept + 1], fed, drafted)
 
     def _keep(self, row: _Row, said: list[tuple[int, float]]) -> int:
         """Take what the model said: how much of the draft is kept. `said` has the token behind each kept length."""
@@ -204,11 +204,13 @@ class VerifiedBatch:
         row.ended = row.known[-1] in stops
         return kept
 
-    def _report(self, row: _Row, tokens: list[tuple[int, float]], fed: int) -> None:
+    def _report(self, row: _Row, tokens: list[tuple[int, float]], fed: int, drafted: int) -> None:
         if self.on_step is not None:
             ids, sure = zip(*tokens, strict=True)
             places = list(range(row.generated - len(ids), row.generated))
-            self.on_step(Step(row.request.name, row.forwards, places, [*ids], [*sure], fed, 1))
+            self.on_step(
+                Step(row.request.name, row.forwards, places, [*ids], [*sure], fed, 1, drafted=drafted)
+            )
 
     def _forward(self, rows: list[_Row], groups: list[list[int]], cache: KVCache) -> tuple[Samples, Tensor]:
         """Samples of all wanted outputs, [n]: of each row its clean ones from the last known token on, then those of its groups,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from tad.errors import TadError
@@ -33,6 +33,7 @@ class Row:
     share: float  # the batch's time over its rows; their sum is the time spent decoding
     ids: list[int]  # the generated token ids
     steps: list[int]  # forward that revealed each position; 0: filled after the end
+    drafting: dict[str, Any] | None = None  # where drafts were verified: `tad.decoding.Drafting`
 
     @property
     def key(self) -> Key:
@@ -47,13 +48,16 @@ class Row:
         return replace(self, correct=verdict.correct, reason=verdict.reason, extracted=verdict.extracted)
 
     def as_record(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if self.drafting is None:
+            del values["drafting"]
+        return values
 
     @classmethod
     def from_record(cls, values: dict[str, Any], where: str) -> Row:
-        missing = [item.name for item in fields(cls) if item.name not in values]
+        missing = [item.name for item in fields(cls) if item.name not in values and item.default is MISSING]
         if missing:
             raise TadError(
                 f"{where}: a row without '{missing[0]}'; it is not a row of this version's `tad eval`"
             )
-        return cls(**{item.name: values[item.name] for item in fields(cls)})
+        return cls(**{item.name: values[item.name] for item in fields(cls) if item.name in values})

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,7 @@ class Runner:
             share=round(share, 6),
             ids=found.tokens,
             steps=found.steps,
+            drafting=None if found.drafting is None else asdict(found.drafting),
         )
 
     def _unfit(self, item: Item, ids: list[int]) -> Row:

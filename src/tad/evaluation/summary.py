@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,33 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "decoding_seconds": float(seconds.sum()),
         "tokens_per_second": divide(tokens.sum(), seconds.sum()),
         "unfit": sum(row.reason == UNFIT for row in rows),
+        **measure_drafts(rows),
     }
+
+
+def measure_drafts(rows: Sequence[Row]) -> dict[str, Any]:
+    """Of rows whose drafts were verified: tokens per cycle, and the share of drafts kept up to each of their positions."""
+    found = [row.drafting for row in rows if row.drafting is not None]
+    if not found:
+        return {}
+    proposed, kept = (_add_up([one[name] for one in found]) for name in ("proposed", "kept"))
+    cycles = np.array([row.drafting["cycles"] for row in rows if row.drafting is not None])
+    tokens = np.array([row.tokens for row in rows if row.drafting is not None])
+    return {
+        "drafts": {
+            "cycles": int(cycles.sum()),
+            "drafted": sum(proposed),
+            "accepted": sum(kept),
+            "kept_per_cycle": divide(tokens.sum(), cycles.sum()),
+            "kept_per_cycle_se": float(ratio_error(ratio_residuals(tokens, cycles))),
+            "acceptance": [divide(above, below) for above, below in zip(kept, proposed, strict=True)],
+        }
+    }
+
+
+def _add_up(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Position by position, where some lists are shorter."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
 def divide(above: float, below: float) -> float:

@@ -74,6 +74,15 @@ def show_summary(summary: dict[str, Any], levels: bool = False) -> str:
             f"{task}: over {spread['templates']} templates accuracy moves by {accuracy} points and TPF by {tpf}; "
             f"best with '{spread['best']}'"
         )
+    for task, by_template in summary["tasks"].items():
+        for template, found in by_template.items():
+            if (drafts := found.get("drafts")) is not None:
+                kept = with_error(drafts["kept_per_cycle"], drafts["kept_per_cycle_se"], 2)
+                curve = " ".join(f"{100 * share:.0f}" for share in drafts["acceptance"])
+                named = task if template == "tad" else f"{task} ({template})"
+                lines.append(
+                    f"{named}: {kept} tokens kept per cycle; kept up to each position of a draft, in %: {curve}"
+                )
     unfit = sum(found["unfit"] for entry in summary["tasks"].values() for found in entry.values())
     if unfit:
         lines.append(f"{unfit} prompts did not fit the model's context and count as wrong")

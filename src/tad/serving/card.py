@@ -44,7 +44,7 @@ def model_card(validator: RequestValidator) -> dict[str, Any]:
 
 
 def _special(lm: LM, token: int) -> dict[str, Any]:
-    return {"id": token, "text": lm.decode([token], skip_special=False)}
+    return {"id": token, "text": "" if token < 0 else lm.decode([token], skip_special=False)}
 
 
 def _examples(lm: LM) -> list[dict[str, str]]:

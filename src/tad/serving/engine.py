@@ -71,6 +71,8 @@ class Finished:
     counted: int  # tokens of the answer, the end token included
     forwards: int
     seconds: float
+    drafted: int = 0  # tokens of drafts that were verified, and how many of them were kept
+    accepted: int = 0
 
     @property
     def tpf(self) -> float:
@@ -111,6 +113,8 @@ class Ticket:
     submitted: float
     begun: float | None = None
     forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
     cancelled: bool = False
     steps: bool = True  # whether its listener wants to hear of every forward
 
@@ -128,6 +132,8 @@ class Counts:
     row_forwards: int = 0  # summed over the rows of each
     prompt_tokens: int = 0
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
@@ -321,6 +327,11 @@ class Engine:
         """Bring a row's transcript up to date and tell its client; the last event if the answer is complete."""
         transcript = ticket.transcript
         ticket.forwards = step.forward
+        if step.drafted:
+            ticket.drafted += step.drafted
+            ticket.accepted += len(step.tokens) - 1
+            self.counts.drafted += step.drafted
+            self.counts.accepted += len(step.tokens) - 1
         blocks = transcript.active(ticket.job.block, step.created)
         text = transcript.write(step.forward, step.positions, step.tokens, step.confidence)
         seconds = time.monotonic() - (ticket.begun or 0.0)
@@ -338,6 +349,8 @@ class Engine:
             counted=transcript.counted,
             forwards=ticket.forwards,
             seconds=seconds,
+            drafted=ticket.drafted,
+            accepted=ticket.accepted,
         )
 
     def _leave(self, tickets: list[Ticket]) -> None:

@@ -23,6 +23,8 @@ _TOTALS = {
     "row_forwards": "forwards summed over the requests in each",
     "prompt_tokens": "tokens of prompts that were let in",
     "tokens": "tokens of finished answers",
+    "drafted": "tokens of drafts that were verified",
+    "accepted": "tokens of drafts that were kept",
     "finished": "requests answered",
     "cancelled": "requests whose client went away",
     "failed": "requests that got an error after they were taken",

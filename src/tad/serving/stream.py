@@ -118,12 +118,18 @@ class Answer:
         )
         counted = sum(self.finished[number].counted for number in numbers)
         forwards = sum(self.finished[number].forwards for number in numbers)
+        drafted, accepted = (
+            sum(getattr(self.finished[number], name) for number in numbers)
+            for name in ("drafted", "accepted")
+        )
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": counted,
             "total_tokens": prompt + counted,
             "forwards": forwards,
             "tpf": counted / forwards,
+            **({"completion_tokens_details": details} if drafted else {}),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -254,7 +260,7 @@ class Answer:
             "gen_length": job.length,
             "max_tokens": job.max_tokens,
             "block": job.block,
-            "mask": self._spell([self.lm.tokens.mask])[0],
+            "mask": "" if self.lm.tokens.mask < 0 else self._spell([self.lm.tokens.mask])[0],
             "ends": list(self.lm.tokens.ends),
             **self._used(number),
             "queued": self.queued,
