@@ -56,6 +56,30 @@ def test_every_stage_leaves_its_directory(world: Path, done: tuple[Path, Listene
     assert {path.suffix for path in (out / "tables").iterdir()} == {".md", ".csv", ".json"}
 
 
+def test_the_command_measures_the_windows_that_a_run_measures(world: Path, tmp_path: Path) -> None:
+    task = {"name": "jsonl", "options": {"path": str(world / "questions.jsonl")}, "limit": 3}
+    collect = {"tasks": [task], "gen_length": 48, "keep": "all"}
+    recipe = run_recipe(world, collect=collect, window={"limit": 256, "states": 2})
+    assert Chain(recipe, tmp_path).run(("collect", "window"))
+    store = tmp_path / "trajectories"
+    ran = read_report(store)
+    words = [
+        "window",
+        str(store),
+        "--model",
+        str(world / "llada"),
+        "--states",
+        "2",
+        "--device",
+        "cpu",
+        "--overwrite",
+    ]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    measured = read_report(store)
+    assert len(ran.decay.mean) == 24  # steps: half of the canvas
+    assert measured == ran
+
+
 def test_the_table_has_base_baseline_and_students_on_the_same_problems(done: tuple[Path, Listener]) -> None:
     table = json.loads((done[0] / "tables" / "main.json").read_text())
     names = ["base, one-by-one", "base, fast-dllm", "quality, tad", "speed, tad"]

@@ -146,10 +146,12 @@ def window(
     ],
     adapter: options.Adapter = None,
     limit: Annotated[
-        int, typer.Option(min=1, help="Trajectories to use, taken evenly over the store.")
-    ] = 256,
-    states: Annotated[int, typer.Option(min=1, help="States per trajectory.")] = 8,
-    distances: Annotated[int, typer.Option(min=2, help="Longest distance to measure.")] = 64,
+        int | None, typer.Option(min=1, help="Trajectories to use, taken evenly over the store (256).")
+    ] = None,
+    states: Annotated[int | None, typer.Option(min=1, help="States per trajectory (8).")] = None,
+    distances: Annotated[
+        int | None, typer.Option(min=2, help="Longest distance to measure (half of the canvas).")
+    ] = None,
     batch_size: options.BatchSize = 16,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a window that was measured in more states.")
@@ -160,12 +162,15 @@ def window(
 ) -> None:
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
     from tad.trajectories.fingerprint import fingerprint_model
+    from tad.trajectories.recipe import WindowSection
     from tad.trajectories.store import TrajectoryStore
     from tad.trajectories.window import explain_windows, keep_better_window, measure_window, show_decay
 
     store = TrajectoryStore.open(folder)
+    given = {"limit": limit, "states": states, "distances": distances, "batch_size": batch_size}
+    section = WindowSection.model_validate({name: value for name, value in given.items() if value})
     if not overwrite:
-        keep_better_window(folder, limit, states)
+        keep_better_window(folder, section.limit, section.states)
     with options.busy(f"loading {model}"):
         lm = options.load_model(model, adapter, device, dtype)
         if adapter is not None and fingerprint_model(lm) != store.meta.model:  # rolled out by that student?
@@ -177,7 +182,7 @@ def window(
             f"{folder}: its trajectories were made by another model than {model}; give the one they were collected with "
             f"(fingerprints {store.meta.model}, {found})"
         )
-    report = measure_window(lm, store, limit, states, distances, batch_size, use_adapter=lm.peft is not None)
+    report = measure_window(lm, store, use_adapter=lm.peft is not None, **section.model_dump())
     if as_json:
         typer.echo((folder / "window.json").read_text(encoding="utf-8"))
         return

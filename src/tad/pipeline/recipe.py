@@ -24,20 +24,10 @@ from tad.tasks import Example, check_contamination, get_task
 from tad.tasks.selection import exclude_questions
 from tad.training.recipe import DistillRecipe, ObjectiveSection
 from tad.trajectories.mix import list_examples
-from tad.trajectories.recipe import CollectRecipe, TaskSection
+from tad.trajectories.recipe import CollectRecipe, TaskSection, WindowSection
 
 Values = dict[str, Any]
 _UNNAMED = ObjectiveSection().name  # what an objective without a name is
-
-
-class WindowSection(Recipe):
-    """How the decay of confidence is measured. Trajectories are taken evenly over the store."""
-
-    limit: PositiveInt = 256
-    states: PositiveInt = 8
-    distances: PositiveInt | None = None
-    """The longest distance measured, default half of the canvas. A window whose level is not reached within it is this."""
-    batch_size: PositiveInt = 16
 
 
 class EvaluateSection(Recipe):

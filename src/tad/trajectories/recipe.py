@@ -1,4 +1,4 @@
-"""The recipe of a collection run, typed."""
+"""The recipe of a collection run, and of the window measured on it, typed."""
 
 from __future__ import annotations
 
@@ -108,3 +108,13 @@ class CollectRecipe(Recipe):
             for name in [name for name, value in defaults.items() if task[name] == value]:
                 del task[name]
         return values
+
+
+class WindowSection(Recipe):
+    """How the decay of confidence is measured. Trajectories are taken evenly over the store."""
+
+    limit: Positive = 256
+    states: Positive = 8
+    distances: Positive | None = None
+    """The longest distance measured, default half of the canvas. A window whose level is not reached within it is this."""
+    batch_size: Positive = 16

@@ -24,11 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tad.config import parse_recipe
 from tad.decoding.canvas import left_pad
 from tad.errors import TadError
 from tad.files import write_json
 from tad.models import LM
 from tad.trajectories.partition import masked, state, unfinished_block
+from tad.trajectories.recipe import WindowSection
 from tad.trajectories.store import Trajectory, TrajectoryStore
 
 WINDOW = "window.json"
@@ -83,20 +85,18 @@ class WindowReport:
 def measure_window(
     lm: LM,
     store: TrajectoryStore,
-    limit: int = 256,
-    states: int = 8,
-    distances: int | None = None,
-    batch_size: int = 16,
     use_adapter: bool = False,
+    **settings: int | None,
 ) -> WindowReport:
-    """Measure on trajectories from all over the store, up to half of the canvas by default, and write the report there."""
+    """Measure on trajectories from all over the store and write the report there. Settings are those of `WindowSection`."""
+    section = parse_recipe(WindowSection, settings, where="window")
     store.check_graded()
     decay, filled, sums = measure_decay(
         lm,
-        spread_rows(store, limit),
-        states,
-        distances or max(2, store.meta.gen_length // 2),
-        batch_size,
+        spread_rows(store, section.limit),
+        section.states,
+        section.distances or max(2, store.meta.gen_length // 2),
+        section.batch_size,
         use_adapter=use_adapter,
     )
     order = str(store.meta.recipe.get("order", "teacher"))
@@ -116,9 +116,9 @@ def spread_rows(store: TrajectoryStore, limit: int) -> list[Trajectory]:
 def measure_decay(
     lm: LM,
     trajectories: Sequence[Trajectory],
-    states: int = 8,
-    distances: int = 64,
-    batch_size: int = 16,
+    states: int,
+    distances: int,
+    batch_size: int,
     seed: int = 0,
     use_adapter: bool = False,
 ) -> tuple[Decay, Decay, np.ndarray]:
