@@ -74,3 +74,9 @@ def attach_gated(model: MaskedDiffusionModel, adapter: lora.Adapter, mask: int) 
             elif "lora_" in name:
                 raise TadError(f"{adapter.folder / lora.WEIGHTS}: has no {key}, which {lora.CONFIG} implies")
     return handle.requires_grad_(False).eval()
+
+
+def go_on(model: MaskedDiffusionModel) -> None:
+    """Let the adapter of a converted model learn further."""
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("lora_" in name or name == "mask_embedding")

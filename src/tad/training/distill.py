@@ -21,7 +21,9 @@ from tad.decoding import decoders_for
 from tad.errors import MissingExtraError, TadError
 from tad.files import hash_file
 from tad.models import LM, load
+from tad.models.conversion import Conversion
 from tad.models.defaults import write_defaults
+from tad.models.gated import go_on
 from tad.models.lora import WEIGHTS, Factors
 from tad.models.source import locate
 from tad.models.stored import read_json
@@ -140,7 +142,7 @@ def _train(
     defaults: dict[str, Any] = {"gen_length": trajectories.metas[0].gen_length}
     if (decoder := student_decoder(recipe, lm)) is not None:
         defaults["decoder"] = decoder
-    path = write_result(trainer, recipe, out, defaults, started) if finished else out
+    path = write_result(trainer, recipe, out, defaults, started, lm.conversion) if finished else out
     if recipe.fp8_base_forward:
         restore_base(lm.model)
     if arguments.should_save:
@@ -211,6 +213,15 @@ def open_model(recipe: DistillRecipe, lm: LM | None) -> tuple[LM, Factors | None
     if recipe.start is not None:
         locate(recipe.start)  # a wrong path is refused before minutes are spent on the weights
     lm = lm or load(recipe.model, device=recipe.device, dtype=recipe.dtype)
+    if lm.conversion is not None:
+        if recipe.full or recipe.start is not None or "adapter" in recipe.model_fields_set:
+            raise TadError(
+                f"{lm.source}: its parent is frozen and its own adapter learns on; leave out full, start and adapter"
+            )
+        if recipe.fp8_base_forward:
+            raise TadError(
+                f"{lm.source}: fp8_base_forward does not go with an adapter on masks; leave it out"
+            )
     return lm, None if recipe.start is None else lm.start_from(recipe.start)
 
 
@@ -239,7 +250,7 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
 
     Trained whole, the model has no adapter to switch off: a teacher is then a frozen copy, one more time the weights.
     """
-    if lm.peft is not None:
+    if lm.peft is not None and lm.conversion is None:
         raise TadError("the model already carries an adapter; load it without one")
     frozen = torch.bfloat16 if bf16 else torch.float32
     teacher = None
@@ -250,8 +261,11 @@ def build_module(recipe: DistillRecipe, lm: LM, objective: Objective, bf16: bool
     else:
         section = recipe.adapter
         lm.model.to(frozen)
-        handle = lm.attach(section.rank, section.alpha, section.dropout)
-        handle.peft_config["default"].base_model_name_or_path = recipe.model
+        if lm.conversion is not None:
+            go_on(lm.model)
+        else:
+            handle = lm.attach(section.rank, section.alpha, section.dropout)
+            handle.peft_config["default"].base_model_name_or_path = recipe.model
         for weight in lm.model.parameters():
             if weight.requires_grad:
                 weight.data = weight.data.float()
@@ -337,6 +351,7 @@ def write_result(
     out: Path,
     defaults: Mapping[str, Any],
     started: Factors | None = None,
+    conversion: Conversion | None = None,
 ) -> Path:
     """The adapter directory, or the model's released layout; whole or not at all. `defaults` say how it is decoded."""
     path = out / (MODEL if recipe.full else ADAPTER)
@@ -349,6 +364,8 @@ def write_result(
                 save_stacked(state, folder, trainer.spec.adapter, started)
             else:
                 save_weights(state, folder, trainer.spec.adapter)
+            if conversion is not None:
+                conversion.write(folder)
             write_defaults(folder, **defaults)
     return path
 

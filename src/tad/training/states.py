@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tad.errors import TadError
 from tad.models import LM
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed, stored_mask
 from tad.trajectories.store import StoreMeta, TrajectoryStore
 
 States = int | Literal["all"]
@@ -118,11 +118,11 @@ def read_stores(folders: Sequence[Path], lm: LM | None = None) -> TrajectorySet:
 
 def check_store(store: TrajectoryStore, lm: LM) -> None:
     """Refuse trajectories of another model or tokenizer, naming what differs."""
-    meta, tokens = store.meta, lm.tokens
+    meta = store.meta
     for what, there, here in (
         ("family", meta.family, lm.family.name),
         ("tokenizer", meta.tokenizer, fingerprint_tokenizer(lm)),
-        ("mask token", meta.mask_token, tokens.mask),
+        ("mask token", meta.mask_token, stored_mask(lm)),
         ("model", meta.model, fingerprint_model(lm)),
     ):
         if there != here:

@@ -7,10 +7,12 @@ apart in a second at 8B parameters, and is not a defence against tampering.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import torch
 
 from tad.models import LM
+from tad.models.shape import NO_TOKEN
 from tad.tasks.selection import short_digest
 
 _SAMPLE = 257  # values per tensor
@@ -38,11 +40,20 @@ def _base_tensors(lm: LM) -> dict[str, torch.Tensor]:
     }
 
 
+def stored_mask(lm: LM) -> int:
+    """The mask token by which a model's trajectories are known: none for an autoregressive model, converted or not, so that a
+    parent's generations are those of all who share its weights."""
+    layout = lm.model.shape.blocks
+    return NO_TOKEN if layout is not None and layout.causal else lm.tokens.mask
+
+
 def fingerprint_tokenizer(lm: LM) -> str:
     """Of the vocabulary, the special tokens and the chat template."""
     if lm.tokenizer is None:
         return "none"
-    parts = [sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer.chat_template, str(lm.tokens)]
+    tokens = replace(lm.tokens, mask=stored_mask(lm))
+    parts = [sorted(lm.tokenizer.get_vocab().items()), lm.tokenizer.chat_template]
+    parts.append(str(tokens).replace(", stops=()", ""))  # as before there were further end tokens
     return short_digest(parts)
 
 

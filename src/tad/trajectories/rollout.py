@@ -103,6 +103,8 @@ class RolloutConfig:
     def decoder(self, layout: BlockLayout | None = None) -> Decoder:
         """The decoder whose reveals are this rollout. A block-diffusion model (`layout`) goes by its own blocks, each in parts of
         `block` from left to right where that is smaller."""
+        if layout is not None and layout.causal:
+            return self._autoregressive(length, logit_shift, layout)
         rule: Strategy = InOrder(self.order, self.floor or None)
         block = self.block
         if self.order == "teacher":  # a floor would take its own choice instead
@@ -121,6 +123,16 @@ class RolloutConfig:
             if self.cache == "none" and self.one_forward:
                 cache = BlockCache()  # exact
         return Decoder(schedule, rule, cache, found.sampling, found.stop, name="rollout")
+
+    def _autoregressive(self, length: int, logit_shift: int, layout: BlockLayout) -> Decoder:
+        """A plain generation: an autoregressive model, converted or not, has no other order."""
+        if self.order != "left-to-right" or self.floor or self.cache != "none" or self.tokens != "teacher":
+            raise TadError(
+                "this model is autoregressive: collect with order=left-to-right, tokens=teacher, floor=0 and cache=none"
+            )
+        stop = "end" if self.stop_at_end else "off"
+        found = get_decoder("autoregressive", temperature=self.temperature, stop=stop)
+        return found.for_blocks(layout).prepared(length, logit_shift)
 
 
 @dataclass
@@ -176,7 +188,8 @@ def roll_out(
     ]
     requests.sort(key=lambda request: (len(request.prompt), len(request.scorer_prompt or ())))
     rows = batch_size or len(requests)
-    if lm.device.type == "cpu":
+    causal = lm.model.shape.blocks is not None and lm.model.shape.blocks.causal
+    if lm.device.type == "cpu" and not causal:  # where a forward is one position, more rows cost little
         rows = min(rows, CPU_ROWS)
     longest = max(
         (max(len(request.prompt), len(request.scorer_prompt or ())) for request in requests), default=0

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from tad.errors import TadError
 from tad.files import claim_described, drop_partial, hash_bytes, open_described, write_whole, writing
 from tad.models import LM
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
+from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, stored_mask
 
 SCHEMA_VERSION = 2
 META = "store.json"
@@ -100,7 +100,7 @@ class StoreMeta:
             model=fingerprint_model(lm),
             tokenizer=fingerprint_tokenizer(lm),
             family=lm.family.name,
-            mask_token=tokens.mask,
+            mask_token=stored_mask(lm),
             eos_token=tokens.eos,
             ends=list(tokens.ends),
             **fields,

@@ -4,6 +4,9 @@ For states of stored trajectories the student (plain prompt) is asked for the pr
 token; averaged by d = reveal step - state, that is the paper's decay curve. The Quality window is where it falls to
 0.5, the Speed window where it falls to 0.2. Trajectories are the unit of resampling for the intervals.
 
+Of a converted autoregressive model the probability that a draft's position is kept is measured instead (`acceptance`): entry k is
+the k-th token of a draft.
+
 End filler is what stands behind the first end token, whenever it was revealed: it is easy to foresee from any distance, and
 with it in the mean a curve hardly falls.
 
@@ -29,6 +32,7 @@ from tad.decoding.canvas import left_pad
 from tad.errors import TadError
 from tad.files import write_json
 from tad.models import LM
+from tad.trajectories.acceptance import accepted_drafts
 from tad.trajectories.partition import masked, state, unfinished_block
 from tad.trajectories.recipe import WindowSection
 from tad.trajectories.store import Trajectory, TrajectoryStore
@@ -80,6 +84,7 @@ class WindowReport:
     decay: Decay
     with_filler: Decay
     windows: dict[str, Window]
+    of: str = "confidence"  # or acceptance, of a converted model's drafts
 
 
 def measure_window(
@@ -100,7 +105,8 @@ def measure_window(
         use_adapter=use_adapter,
     )
     order = str(store.meta.recipe.get("order", "teacher"))
-    report = WindowReport(order, store.meta.model, decay, filled, choose_windows(decay, sums))
+    of = "acceptance" if _drafts(lm) else "confidence"
+    report = WindowReport(order, store.meta.model, decay, filled, choose_windows(decay, sums), of)
     plot_decay(report, store.folder / "window")
     write_report(report, store.folder)  # last: its presence says that the measurement is complete
     return report
@@ -139,6 +145,13 @@ def measure_decay(
     sums = np.zeros((2, len(trajectories), distances, 2))  # without and with filler; sum and count
     for low in range(0, len(items), batch_size):
         batch = items[low : low + batch_size]
+        if _drafts(lm):
+            kept = accepted_drafts(lm, [(trajectories[i], step) for i, step in batch])
+            for (index, _), row in zip(batch, kept, strict=True):
+                known = np.flatnonzero(~np.isnan(row))[:distances]
+                sums[:, index, known, 0] += row[known]
+                sums[:, index, known, 1] += 1
+            continue
         with nullcontext() if use_adapter else lm.base():
             confidence = _student_confidence(lm, [(trajectories[i], step) for i, step in batch])
         for (index, step), row in zip(batch, confidence, strict=True):
@@ -155,6 +168,11 @@ def measure_decay(
                 np.add.at(sums[which, index, :, 1], distance[use] - 1, 1)
     plain, filled = (_curve(part, len(items), bool(which), seed) for which, part in enumerate(sums))
     return plain, filled, sums[0]
+
+
+def _drafts(lm: LM) -> bool:
+    """Whether this is a converted model, whose drafts are measured."""
+    return lm.model.shape.blocks is not None and lm.model.shape.blocks.drafts
 
 
 def _content(trajectory: Trajectory, ends: Collection[int]) -> np.ndarray:
@@ -261,7 +279,8 @@ def read_report(folder: str | Path) -> WindowReport:
         values = _with_nan(json.loads(path.read_bytes()))
         decay, filled = (Decay(**values[name]) for name in ("decay", "with_filler"))
         windows = {name: Window(**entry) for name, entry in values["windows"].items()}
-        return WindowReport(values["order"], values["model"], decay, filled, windows)
+        of = str(values.get("of", "confidence"))
+        return WindowReport(values["order"], values["model"], decay, filled, windows, of)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise TadError(f"{path}: is not what 'tad window' writes; run 'tad window {folder}' again") from None
 
@@ -320,12 +339,12 @@ def explain_windows(report: WindowReport) -> list[str]:
     for name, window in report.windows.items():
         if not window.reached:
             lines.append(
-                f"{name} window {window.window}, the cap: confidence does not fall to {window.level} within the {window.window} "
+                f"{name} window {window.window}, the cap: {report.of} does not fall to {window.level} within the {window.window} "
                 f"steps that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
             )
         else:
             lines.append(
-                f"{name} window {window.window}: confidence falls to {window.level} after {window.crossing:.1f} steps "
+                f"{name} window {window.window}: {report.of} falls to {window.level} after {window.crossing:.1f} steps "
                 f"(95 %: {window.low:.1f} to {window.high:.1f})"
             )
     if report.decay.trajectories < FEW:
@@ -343,7 +362,7 @@ def show_decay(report: WindowReport) -> list[str]:
     marks = [d for d in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128) if d <= len(report.decay.mean)]
     values = {
         "steps to reveal": [f"{d:>7d}" for d in marks],
-        "confidence": [f"{report.decay.mean[d - 1]:>7.3f}" for d in marks],
+        report.of: [f"{report.decay.mean[d - 1]:>7.3f}" for d in marks],
         "positions": [f"{report.decay.count[d - 1]:>7d}" for d in marks],
     }
     return [f"{name:15s}  " + "".join(cells) for name, cells in values.items()]
@@ -391,8 +410,9 @@ def draw_decay(axes: Any, report: WindowReport, colours: Mapping[str, str] = _CO
             color=colours["text"],
             fontsize=9.5,
         )
-    axes.set_xlabel("steps until the teacher reveals the token")
-    axes.set_ylabel("student's probability of it")
+    drafts = report.of == "acceptance"
+    axes.set_xlabel("position in a draft" if drafts else "steps until the teacher reveals the token")
+    axes.set_ylabel("share of drafts kept so far" if drafts else "student's probability of it")
     axes.set_ylim(0, 1.02)
     axes.set_xlim(1, None)
 
