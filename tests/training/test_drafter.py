@@ -95,7 +95,7 @@ def test_trajectories_are_the_parents_own_generations_from_left_to_right(world: 
 def test_other_orders_of_an_autoregressive_model_are_refused(changes: dict[str, Any]) -> None:
     config = RolloutConfig(**{"order": "left-to-right", **changes})
     with pytest.raises(TadError, match="this model is autoregressive"):
-        config.decoder(32, 1, BlockLayout(1, "absolute", causal=True))
+        config.decoder(BlockLayout(1, "absolute", causal=True))
 
 
 def test_the_acceptance_of_a_draft_is_that_of_one_plain_forward(world: Path) -> None:

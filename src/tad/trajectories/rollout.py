@@ -104,7 +104,7 @@ class RolloutConfig:
         """The decoder whose reveals are this rollout. A block-diffusion model (`layout`) goes by its own blocks, each in parts of
         `block` from left to right where that is smaller."""
         if layout is not None and layout.causal:
-            return self._autoregressive(length, logit_shift, layout)
+            return self._autoregressive()
         rule: Strategy = InOrder(self.order, self.floor or None)
         block = self.block
         if self.order == "teacher":  # a floor would take its own choice instead
@@ -124,15 +124,14 @@ class RolloutConfig:
                 cache = BlockCache()  # exact
         return Decoder(schedule, rule, cache, found.sampling, found.stop, name="rollout")
 
-    def _autoregressive(self, length: int, logit_shift: int, layout: BlockLayout) -> Decoder:
+    def _autoregressive(self) -> Decoder:
         """A plain generation: an autoregressive model, converted or not, has no other order."""
         if self.order != "left-to-right" or self.floor or self.cache != "none" or self.tokens != "teacher":
             raise TadError(
                 "this model is autoregressive: collect with order=left-to-right, tokens=teacher, floor=0 and cache=none"
             )
         stop = "end" if self.stop_at_end else "off"
-        found = get_decoder("autoregressive", temperature=self.temperature, stop=stop)
-        return found.for_blocks(layout).prepared(length, logit_shift)
+        return get_decoder("autoregressive", temperature=self.temperature, stop=stop)
 
 
 @dataclass
