@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tad.errors import TadError
+from tad.errors import MissingExtraError, TadError
 from tad.files import grant_usual_modes
 from tad.models.family import AUTOREGRESSIVE, FAMILIES
 from tad.models.stored import check_file, first_line
@@ -39,9 +39,7 @@ def unpack(path: Path) -> Path:
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise TadError(
-            f"{path}: reading GGUF files needs the package gguf: pip install 'tad[gguf]'"
-        ) from None
+        raise MissingExtraError(f"{path}: the package gguf, which reads such files,", "gguf") from None
     check_file(path)
     about = path.stat()
     name = f"{about.st_size} {_hash_pieces(path)} {_FORMAT}"
