@@ -17,6 +17,7 @@ import tad
 from tad.decoding import Request, Scheduler, decode, get_decoder
 from tad.errors import TadError
 from tad.models import LM
+from tad.models.gated import gate
 
 PROMPTS = st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=40), min_size=1, max_size=5)
 
@@ -167,3 +168,21 @@ def test_steps_hand_out_kept_tokens_only() -> None:
 def test_what_does_not_fit_is_refused(overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(TadError, match=said):
         decode(converted("llama", 0), [[1]], "verified", 8, **overrides)
+
+
+def test_a_gated_conversion_says_what_its_unconverted_parent_says(tmp_path: Path) -> None:
+    """An adapter with random weights, which acts on masks only: other drafts, the parent's text."""
+    parent = tad.load(write_autoregressive(tmp_path / "parent", "qwen2", 1))
+    lm = tad.load(write_autoregressive(tmp_path / "converted", "qwen2", 1, 6))
+    lm.attach(rank=4)
+    gate(lm.model, lm.tokens.mask)
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(name)))
+    lm.model.eval()
+    prompts = [[1, 2, 3], [9] * 20, [4, 200]]
+    wanted = decode(parent, prompts, "autoregressive", 24)
+    for ends in (0, 3):
+        found = decode(lm, prompts, "verified", 24, ends=ends)
+        assert [row.tokens for row in found] == [row.tokens for row in wanted]

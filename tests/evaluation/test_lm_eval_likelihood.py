@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval_setup import tiny_lm
+from tests.tiny_autoregressive import hf_model, write_autoregressive
 
 from tad.decoding import decode
 from tad.errors import TadError
 from tad.evaluation.lm_eval.likelihood import decodes_greedily, draw_masks, estimate_loglikelihood
-from tad.models import DREAM, LLADA, LM
+from tad.models import DREAM, LLADA, LM, load
 
 CONTEXT, TARGET = "What is 2 + 2?", "four"
 
@@ -119,3 +121,15 @@ def test_what_has_no_likelihood_is_refused(lm: LM) -> None:
         estimate_loglikelihood(lm, [1], [lm.tokens.mask])
     with pytest.raises(TadError, match="over the context of 8192"):
         estimate_loglikelihood(lm, [1] * 8190, [1, 2, 3])
+
+
+def test_a_token_causal_model_has_the_likelihood_of_transformers(tmp_path: Path) -> None:
+    lm = load(write_autoregressive(tmp_path / "model", "llama3", 1, tokenizer=False), device="cpu")
+    context, target = [5, 6, 7], [8, 9, 10, 11]
+    with torch.no_grad():
+        logits = hf_model("llama3", 1)(torch.tensor([[*context, *target]])).logits[0].double()
+    wanted = logits[2:-1].log_softmax(-1).gather(1, torch.tensor(target)[:, None]).sum()
+    assert estimate_loglikelihood(lm, context, target) == pytest.approx(float(wanted), abs=1e-4)
+    assert not decodes_greedily(lm, context, target)
+    said = decode(lm, [context], "autoregressive", 6)[0].content
+    assert decodes_greedily(lm, context, said)

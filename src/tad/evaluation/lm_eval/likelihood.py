@@ -3,6 +3,8 @@
 Of the L target tokens, l ~ U{1..L} are masked at random, and the cross-entropy of the masked ones is weighted by L / l.
 The mean over draws estimates a bound on -log p(target | context); it is what the published scores of multiple-choice
 benchmarks use in its place. There is no exact likelihood to compare with, and no perplexity of running text.
+
+Models with a token-causal context have an exact likelihood, that of autoregressive decoding: one forward gives it.
 """
 
 from __future__ import annotations
@@ -57,13 +59,32 @@ def weigh_masks(lm: LM, context: Sequence[int], target: Sequence[int], masks: Te
     return torch.cat(found)
 
 
+@torch.inference_mode()
+def read_causal(lm: LM, context: Sequence[int], target: Sequence[int]) -> tuple[float, bool]:
+    """log p(target | context) of a model with a token-causal context, and whether greedy decoding gives the target."""
+    _check(lm, context, target)
+    row, truth = (torch.tensor(ids, device=lm.device) for ids in ([*context, *target], target))
+    places = torch.arange(len(context) - 1, len(row) - 1, device=lm.device)
+    hidden = lm.model(row[None], logits_at=places, head=False).hidden[0]
+    total, greedy = 0.0, True
+    for part, wanted in zip(hidden.split(_POSITIONS), truth.split(_POSITIONS), strict=True):
+        log_p = lm.model.head(part).double().log_softmax(-1)
+        wanted = wanted.to(log_p.device)
+        total += float(log_p.gather(1, wanted[:, None]).sum())
+        greedy = greedy and bool((log_p.argmax(-1) == wanted).all())
+    return total, greedy
+
+
 def estimate_loglikelihood(
     lm: LM, context: Sequence[int], target: Sequence[int], draws: int = 128, batch: int = 32, seed: int = 0
 ) -> float:
     """The estimate of log p(target | context) from `draws` masks; `batch` decides the speed, not the value.
 
-    A single target token is masked by every draw, so one forward gives the exact value.
+    A single target token is masked by every draw, so one forward gives the exact value; so it does where the context is
+    token-causal.
     """
+    if _causal(lm):
+        return read_causal(lm, context, target)[0]
     _check(lm, context, target)
     generator = torch.Generator().manual_seed(seed)
     masks = draw_masks(len(target), 1 if len(target) == 1 else draws, generator)
@@ -72,9 +93,16 @@ def estimate_loglikelihood(
 
 def decodes_greedily(lm: LM, context: Sequence[int], target: Sequence[int]) -> bool:
     """Whether revealing the surest position first, one by one on a canvas of the target's length, gives the target."""
+    if _causal(lm):
+        return read_causal(lm, context, target)[1]
     _check(lm, context, target)
     row = decode(lm, [context], "one-by-one", len(target), block=None, stop="off")[0]
     return row.tokens == list(target)
+
+
+def _causal(lm: LM) -> bool:
+    layout = lm.model.shape.blocks
+    return layout is not None and layout.causal
 
 
 def _check(lm: LM, context: Sequence[int], target: Sequence[int]) -> None:
