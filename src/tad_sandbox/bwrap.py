@@ -6,6 +6,7 @@ import contextlib
 import json
 import marshal
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 ZONES = "/usr/share/zoneinfo"
 INSIDE = "tad_sandbox.inside"
 # In the order in which they need each other.
-MODULES = ("values", "operations", "proxies", "surroundings", "channel", "peer", "trial", "start")
-THREAD_CHANNELS = 16
+MODULES = ("values", "channel", "program", "stubs", "shipping", "trial", "start")
 # Reads the modules of `inside` from the job's pipe, compiled, and starts the last of them.
 BOOTSTRAP = """
 import marshal, os, sys, types
@@ -54,18 +54,34 @@ module.main(job, report)
 
 @dataclass(frozen=True)
 class Job:
-    """A program and its tests. Tests see the program's names, or, `as_module`, import it as `solution`."""
+    """A program and its tests. Tests see the program's names, or, `as_module`, import it as `solution`.
+
+    `names` are those of the program that its tests mean even where Python has a built-in one: a task about a function
+    `sum` has such a test.
+    """
 
     program: str
     tests: str
     as_module: bool = False
+    names: tuple[str, ...] = ()
 
 
 class Sandbox:
     """A way to run programs. One instance serves any number of threads."""
 
-    def __init__(self, limits: Limits | None = None, contained: bool = True, packages: bool = False) -> None:
-        """`packages` lets programs import what is installed next to tad, read-only."""
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        contained: bool = True,
+        packages: bool = False,
+        together: bool = False,
+    ) -> None:
+        """`packages` lets programs import what is installed next to this package, read-only.
+
+        `together` runs tests that cannot judge a program in its own process once more, in one process with it, where a
+        program can forge its verdict.
+        """
+        self.together = together
         self.limits = limits or Limits()
         self.contained = contained
         self.paths = [path for path in sys.path if path.endswith("site-packages")] if packages else []
@@ -93,9 +109,12 @@ class Sandbox:
     def run_job(self, job: Job) -> Outcome:
         self.check()
         try:
-            return self._run(job)
+            outcome = self._run(job)
+            if outcome.verdict == "cannot judge" and self.together:
+                outcome = self._run(job, together=True)
+            return outcome
         except Exception as error:  # whatever a program does to its judge, the others are judged
-            return Outcome(False, f"cannot be judged: {type(error).__name__}: {error}"[:300], 0.0)
+            return Outcome("failed", f"the judge failed: {type(error).__name__}: {error}"[:300], 0.0)
 
     def check(self) -> None:
         """Raise unless programs run here and, if they are to be contained, are. Done once."""
@@ -110,7 +129,7 @@ class Sandbox:
                 raise SandboxError(f"cannot run programs here ({cause})")
             self._usable = True
 
-    def _run(self, job: Job) -> Outcome:
+    def _run(self, job: Job, together: bool = False) -> Outcome:
         cgroup = None
         if self.contained and (place := find_cgroup()) is not None:
             cgroup = Cgroup(place, self.limits.memory, self.limits.processes)
@@ -142,22 +161,23 @@ class Sandbox:
                     **options,
                 )
             pipes = Pipes(job_write, report_read, output_read, status_read, release_write)
-            monitor = Monitor(process, self.limits, started, self._message(job), pipes, cgroup)
+            token = secrets.token_hex(16)
+            message = self._message(job, token, together)
+            monitor = Monitor(process, self.limits, started, message, token, pipes, cgroup)
             try:
                 monitor.follow()
             finally:
                 monitor.end(group=not self.contained)
-            return monitor.outcome()
+            return replace(monitor.outcome(), together=together)
 
-    def _message(self, job: Job) -> bytes:
-        """The code inside, what it must know before it forks, and the job, each behind its length."""
-        threads = "thread" in job.tests or "concurrent" in job.tests
-        setup = {
-            "limits": asdict(self.limits),
-            "paths": self.paths,
-            "channels": 1 + THREAD_CHANNELS * threads,
-        }
-        parts = (_inside_code(), json.dumps(setup).encode(), json.dumps(asdict(job)).encode())
+    def _message(self, job: Job, token: str, together: bool) -> bytes:
+        """The code inside, what it must know before it forks, and the job, each behind its length.
+
+        Only a report with the `token` counts: it is never in the program's process.
+        """
+        setup = {"limits": asdict(self.limits), "paths": self.paths}
+        work = {**asdict(job), "token": token, "together": together}
+        parts = (_inside_code(), json.dumps(setup).encode(), json.dumps(work).encode())
         return b"".join(b"%016d" % len(part) + part for part in parts)
 
     def _command(self, stack: contextlib.ExitStack) -> tuple[list[str], dict[str, Any], list[int]]:

@@ -17,6 +17,7 @@ from tad_sandbox.usage import Cgroup, cpu_seconds, exceeds_memory, open_sockets,
 
 POLL_SECONDS = 0.1
 REPORT_BYTES = 4096
+VERDICTS = ("passed", "failed", "cannot judge")
 SCRATCH = ("/tmp", "/dev/shm")
 
 
@@ -42,12 +43,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`output` is the beginning of what the program printed."""
+    """`verdict` is "passed", "failed", or "cannot judge" where the tests ask for more than values. `output` is the beginning
+    of what was printed. `together`: the verdict comes from one process with the program, which can forge it."""
 
-    passed: bool
+    verdict: str
     reason: str
     seconds: float
     output: str = ""
+    together: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "passed"
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,12 @@ class Monitor:
         limits: Limits,
         started: float,
         message: bytes,
+        token: str,
         pipes: Pipes,
         cgroup: Cgroup | None = None,
     ) -> None:
-        self.process, self.limits, self.started, self.message = process, limits, started, message
+        self.process, self.limits, self.started = process, limits, started
+        self.message, self.token = message, token
         self.pipes, self.cgroup = pipes, cgroup
         self.report = b""
         self.output = b""
@@ -142,24 +151,29 @@ class Monitor:
 
     def outcome(self) -> Outcome:
         seconds = time.monotonic() - self.started
-        passed, reason = self._judge()
-        return Outcome(passed, reason, seconds, self.output.decode(errors="replace"))
+        verdict, reason = self._judge()
+        return Outcome(verdict, reason, seconds, self.output.decode(errors="replace"))
 
-    def _judge(self) -> tuple[bool, str]:
+    def _judge(self) -> tuple[str, str]:
         line, complete, _ = self.report.partition(b"\n")
         if complete and self.stopped is None:
             with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
                 report = json.loads(line)
-                return report["passed"] is True, str(report["reason"])
-            return False, "a report that cannot be read"
+                if report["token"] == self.token and report["verdict"] in VERDICTS:
+                    return report["verdict"], str(report["reason"])
+            return "failed", "a report that cannot be read"
+        return "failed", self._end()
+
+    def _end(self) -> str:
+        """Why there is no report."""
         if self.stopped is not None:
-            return False, self.stopped
+            return self.stopped
         if self.cgroup is not None and self.cgroup.ran_out_of_memory():
-            return False, "memory limit"
+            return "memory limit"
         code = self.process.returncode
         if code in (128 + signal.SIGXCPU, -signal.SIGXCPU):
-            return False, "CPU limit"
-        return False, f"ended without a verdict (exit status {code})"
+            return "CPU limit"
+        return f"ended without a verdict (exit status {code})"
 
     def _feed(self, selector: selectors.BaseSelector) -> None:
         try:

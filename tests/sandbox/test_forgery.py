@@ -1,7 +1,7 @@
 """The verdict is the tests': wrong programs that attack it fail, right ones of every style pass.
 
 The programs are in programs/forged.txt and programs/honest.txt. Those marked `packages` run with the installed packages,
-so that their tests have pytest.
+so that their tests have pytest; those marked `together` have tests that ask for more than values.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Case(NamedTuple):
     name: str
     job: Job
     packages: bool
+    together: bool
 
 
 def read_cases(name: str) -> list[Case]:
@@ -29,7 +30,14 @@ def read_cases(name: str) -> list[Case]:
         head, _, rest = part.partition("\n")
         program, _, tests = rest.partition("\n---\n")
         title, _, flags = head.partition(" [")
-        cases.append(Case(title, Job(program, tests.strip(), "module" in flags), "packages" in flags))
+        cases.append(
+            Case(
+                title,
+                Job(program, tests.strip(), "module" in flags, ("sum",) * ("sum" in flags)),
+                "packages" in flags,
+                "together" in flags,
+            )
+        )
     return cases
 
 
@@ -40,6 +48,10 @@ def name_of(case: Case) -> str:
 FORGED, HONEST = read_cases("forged.txt"), read_cases("honest.txt")
 BOXES = {
     packages: Sandbox(Limits(seconds=120, memory=2 << 30), packages=packages) for packages in (False, True)
+}
+TOGETHER = {
+    packages: Sandbox(Limits(seconds=120, memory=2 << 30), packages=packages, together=True)
+    for packages in (False, True)
 }
 
 
@@ -55,7 +67,15 @@ def test_a_forged_verdict_is_not_believed(case: Case) -> None:
 @pytest.mark.parametrize("case", HONEST, ids=name_of)
 def test_an_honest_program_passes(case: Case) -> None:
     outcome = BOXES[case.packages].run_job(case.job)
-    assert outcome.passed, outcome
+    assert outcome.verdict == ("cannot judge" if case.together else "passed"), outcome
+    assert not outcome.together
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("case", [case for case in HONEST if case.together], ids=name_of)
+def test_what_cannot_be_judged_apart_passes_in_one_process_and_says_so(case: Case) -> None:
+    outcome = TOGETHER[case.packages].run_job(case.job)
+    assert (outcome.verdict, outcome.together) == ("passed", True), outcome
 
 
 def test_every_case_was_read() -> None:

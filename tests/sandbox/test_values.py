@@ -1,20 +1,29 @@
-"""The values that cross between tests and program: they arrive as they left, and nothing else arrives."""
+"""The values that cross between tests and program: they arrive as they left, and nothing else arrives.
+
+The second half speaks for the program: whatever it answers, the tests' process has a plain value, an object that can only
+be handed back, or refuses.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, deque
-from datetime import UTC, date, datetime, timedelta
+import os
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tad_sandbox.inside.values import decode, encode, refresh
+from tad_sandbox.inside.channel import Channel, Gone
+from tad_sandbox.inside.stubs import JUDGES, CannotJudge, Handle, Judge
+from tad_sandbox.inside.values import Malformed, decode, encode, refresh
 
 scalars = (
     st.none()
@@ -42,10 +51,31 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
+parts = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.dictionaries(st.text(), st.none())
+)
+tags = st.sampled_from(
+    [
+        *"ltsfdibBcrRDnkvahHmLgAEX",
+        "code",
+        "Decimal",
+        "date",
+        "Counter",
+        "deque",
+        "<f8",
+        "ValueError",
+        "KeyError",
+    ]
+)
 documents: Any = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(st.sampled_from("ltsfdibBcrSTRenphxmg") | inner, max_size=4),
-    max_leaves=12,
+    parts | tags,
+    lambda inner: st.builds(lambda tag, rest: [tag, *rest], tags, st.lists(inner, max_size=5)),
+    max_leaves=15,
 )
 
 
@@ -83,15 +113,16 @@ def test_a_plain_value_arrives_as_it_left(value: object) -> None:
         float("inf"),
         "\ud800 lone",
         range(1, 9, 2),
-        slice(1, None),
-        ...,
-        int,
-        ValueError,
+        bytearray(b"x"),
         Counter("aab"),
         OrderedDict([(2, 1), (1, 2)]),
+        defaultdict(list, {1: [2]}),
         deque([1, 2], maxlen=3),
         datetime(2020, 1, 2, 3, tzinfo=UTC),
+        time(1, 2),
         [Decimal("1.10"), Fraction(1, 3), date(2020, 1, 1), timedelta(days=-1)],
+        {1: 2}.items(),
+        {1: 2}.keys(),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -101,17 +132,40 @@ def test_further_values_arrive(value: object) -> None:
     assert arrived == value
 
 
+def test_numbers_of_numpy_arrive_as_pythons_own_and_arrays_as_arrays() -> None:
+    assert (type(carry(np.float16("inf"))), carry(np.float16("inf"))) == (float, math.inf)
+    assert (type(carry(np.uint8(9))), carry(np.bool_(True))) == (int, True)
+    array = np.arange(6.0).reshape(2, 3)
+    assert carry(array).dtype == array.dtype
+    np.testing.assert_array_equal(carry(array), array)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(0), np.zeros(2, "f2"), np.zeros(2, object)], ids=["empty", "narrow", "objects"]
+)
+def test_arrays_that_compare_otherwise_than_numbers_are_not_plain(array: Any) -> None:
+    with pytest.raises(TypeError, match="not plain"):
+        encode(array, refuse)
+
+
 def test_a_subclass_is_not_plain() -> None:
-    for base in (int, str, float, list, dict, tuple, set, bytes):
+    for base in (int, str, float, list, dict, tuple, set, bytes, Decimal, Counter, date):
+        kind = type("Sub", (base,), {})
+        value = kind(2020, 1, 1) if base is date else kind()
         with pytest.raises(TypeError, match="not plain"):
-            encode(type("Sub", (base,), {})(), refuse)
+            encode(value, refuse)
+        with pytest.raises(TypeError, match="not plain"):
+            encode({value} if kind.__hash__ else [value], refuse)
 
 
 @given(documents)
-def test_whatever_is_received_is_a_plain_value_or_an_error(document: Any) -> None:
+def test_whatever_is_read_is_a_plain_value_or_malformed(document: Any) -> None:
+    def reject(data: list) -> Any:
+        raise Malformed("a reference")
+
     try:
-        value = decode(document, refuse)
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, ImportError):
+        value = decode(document, reject)
+    except Malformed:
         return
     encode(value, refuse)  # plain again: nothing else was made
 
@@ -122,3 +176,124 @@ def test_containers_keep_their_identity() -> None:
     assert refresh(grid, [[9], {"a": [9], "b": 1}, 3]) is grid
     assert grid[0] is row
     assert grid == [[9], {"a": [9], "b": 1}, 3]
+
+
+@pytest.fixture
+def judge() -> Iterator[tuple[Judge, Channel]]:
+    asked, answered = os.pipe(), os.pipe()
+    judge = Judge(Channel(answered[0], asked[1]))
+    JUDGES.insert(0, judge)
+    yield judge, Channel(asked[0], answered[1])
+    JUDGES.remove(judge)
+    for end in (*asked, *answered):
+        os.close(end)
+
+
+def answer(judge: tuple[Judge, Channel], reply: Any) -> Any:
+    """What a question to the program gives when it answers this."""
+    tests, program = judge
+    tests.refused = tests.broken = None
+    tests.loans.clear()
+    tests.channel.buffer.clear()
+    program.send(reply)
+    return tests.ask("names")
+
+
+def check_plain(value: Any) -> None:
+    """Plain, or an object that can only be handed back; what looks like an iterator is not read here."""
+    names = ("Handle", "CallableHandle", "Member", "generator", "chain", "coroutine", "ErrorKind")
+    if type(value).__name__ == "coroutine":
+        value.close()
+    if type(value).__name__ in names or isinstance(value, BaseException):
+        return
+    encode(value, lambda inner: check_plain(inner) or [])
+
+
+@given(
+    st.lists(documents, max_size=6)
+    | st.tuples(st.sampled_from(["ok", "error"]), documents).map(lambda two: [*two, [], [], []])
+)
+def test_no_answer_of_a_program_makes_the_tests_do_anything_but_refuse(reply: list) -> None:
+    asked, answered = os.pipe(), os.pipe()
+    pair = Judge(Channel(answered[0], asked[1])), Channel(asked[0], answered[1])
+    JUDGES.insert(0, pair[0])
+    try:
+        raised: BaseException | None = None
+        value = None
+        try:
+            value = answer(pair, reply)
+        except BaseException as error:
+            raised = error
+        if isinstance(raised, Gone | CannotJudge):
+            assert pair[0].broken is not None or pair[0].refused is not None
+        elif raised is not None:  # an error of the program: what it answered with, and nothing else
+            assert reply[0] != "ok", raised
+            assert pair[0].broken is None
+        else:
+            check_plain(value)
+    finally:
+        JUDGES.remove(pair[0])
+        for end in (*asked, *answered):
+            os.close(end)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_on_the_channel_make_the_tests_do_anything_but_refuse(data: bytes) -> None:
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    try:
+        with pytest.raises(Gone):
+            Channel(read, -1).receive()
+    finally:
+        os.close(read)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        bool,
+        len,
+        iter,
+        next,
+        reversed,
+        str,
+        repr,
+        int,
+        float,
+        complex,
+        abs,
+        round,
+        hash,
+        math.floor,
+        lambda one: f"{one:.3f}",
+        lambda one: one == 9,
+        lambda one: one != 9,
+        lambda one: one < 9,
+        lambda one: one + 9,
+        lambda one: 9 - one,
+        lambda one: one @ one,
+        lambda one: ~one,
+        lambda one: 9 in one,
+        lambda one: one in (9, 8),
+        lambda one: one in {9: 1},
+        lambda one: [one] == [9],
+        lambda one: isinstance(one, int),
+        lambda one: one.__class__,
+        lambda one: one.startswith("x"),
+        lambda one: one.__enter__(),
+        lambda one: "%s" % one,  # noqa: UP031
+        lambda one: [*one],
+        lambda one: math.isclose(one, 9),
+        lambda one: json.dumps(one),
+        lambda one: np.allclose(one, 9),
+    ],
+)
+def test_an_object_of_the_program_answers_nothing_itself_and_the_refusal_stays(
+    judge: tuple[Judge, Channel], use: Any
+) -> None:
+    one = answer(judge, ["ok", ["h", 1], [], [], []])
+    assert type(one) is Handle
+    with pytest.raises(CannotJudge):
+        use(one)
+    assert judge[0].refused

@@ -19,7 +19,7 @@ from tad.tasks.code import fenced_or_all, parse
 from tad.tasks.competition import Math, find_answer
 from tad.tasks.dataset import DatasetTask
 from tad.tasks.numeric import find_numbers, grade_number
-from tad.tasks.programming import grade_programs
+from tad.tasks.programming import grade_programs, read_judge, shadowing_names
 from tad.tasks.source import Row, read_rows
 from tad.tasks.task import Example, Progress, Prompt, Verdict
 from tad_sandbox import Job, Sandbox
@@ -41,11 +41,13 @@ class Jsonl(DatasetTask):
         instruction: str = "",
         contained: bool = True,
         sandbox: Sandbox | None = None,
+        judge: str = "apart",
     ) -> None:
         """`path` is the file; a relative one is looked up in `data_dir` if it is not here.
 
         `template` is the text put to the model, with `{question}` where the question stands; `instruction` is what a
         privileged prompt asks for behind the reference (empty: the usual one). Both should be in words the model knows.
+        `judge` is that of programming tasks.
         """
         super().__init__(data_dir)
         if "{question}" not in template:
@@ -55,7 +57,7 @@ class Jsonl(DatasetTask):
             raise TadError("task 'jsonl' needs a file: write jsonl:FILE")
         here = Path(path)
         self.path = here if here.is_file() or data_dir is None else Path(data_dir) / here
-        self.sandbox = sandbox or Sandbox(contained=contained)
+        self.sandbox = sandbox or Sandbox(contained=contained, together=read_judge(self.name, judge))
         self._math = Math()
 
     def rows(self, split: str) -> Iterable[Row]:
@@ -107,7 +109,8 @@ class Jsonl(DatasetTask):
         math = self._math.grade_many((pairs[number] for number in chosen["math"]), workers, progress)
         verdicts.update(zip(chosen["math"], math, strict=True))
         jobs = [
-            Job(fenced_or_all(text), example.answer) for example, text in (pairs[n] for n in chosen["tests"])
+            Job(fenced_or_all(text), example.answer, names=shadowing_names(example.reference))
+            for example, text in (pairs[n] for n in chosen["tests"])
         ]
         if jobs:
             tested = grade_programs(self.sandbox, jobs, workers, progress)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from tad.errors import TadError
 from tad.tasks.code import cut_python_fence, sanitize
-from tad.tasks.programming import ProgrammingTask
+from tad.tasks.programming import ProgrammingTask, shadowing_names
 from tad.tasks.source import Row, Source
 from tad.tasks.task import Example, Prompt
 from tad_sandbox import Job
@@ -95,7 +95,8 @@ class Mbpp(ProgrammingTask):
         return sanitize(cut_python_fence(text))
 
     def job(self, example: Example, program: str) -> Job:
-        return Job(program, f"{example.meta['setup']}\n{example.answer}")
+        tests = f"{example.meta['setup']}\n{example.answer}"
+        return Job(program, tests, names=shadowing_names(example.reference))
 
 
 class MbppInstruct(Mbpp):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from tad.errors import TadError
+from tad.tasks.code import parse
 from tad.tasks.dataset import DatasetTask
 from tad.tasks.task import CODE_ONLY, Example, Progress, Verdict
 from tad_sandbox import Job, Limits, NoSandboxError, Outcome, Sandbox, SandboxError
@@ -22,11 +25,19 @@ class ProgrammingTask(DatasetTask):
     """Whether programs may import what is installed next to tad."""
 
     def __init__(
-        self, data_dir: str | Path | None = None, contained: bool = True, sandbox: Sandbox | None = None
+        self,
+        data_dir: str | Path | None = None,
+        contained: bool = True,
+        sandbox: Sandbox | None = None,
+        judge: str = "apart",
     ) -> None:
-        """`contained=False` runs generated programs without a sandbox: next to your files, with your rights."""
+        """`contained=False` runs generated programs without a sandbox: next to your files, with your rights.
+
+        `judge="together"`: tests that cannot judge a program from another process run in one process with it.
+        """
         super().__init__(data_dir)
-        self.sandbox = sandbox or Sandbox(self.limits, contained=contained, packages=self.packages)
+        together = read_judge(self.name, judge)
+        self.sandbox = sandbox or Sandbox(self.limits, contained, self.packages, together)
 
     @abstractmethod
     def extract(self, example: Example, text: str) -> str:
@@ -44,6 +55,20 @@ class ProgrammingTask(DatasetTask):
     ) -> list[Verdict]:
         jobs = [self.job(example, self.extract(example, text)) for example, text in pairs]
         return grade_programs(self.sandbox, jobs, workers, progress)
+
+
+def read_judge(task: str, judge: str) -> bool:
+    """Whether the option `judge` of a task asks for one process."""
+    if judge not in ("apart", "together"):
+        raise TadError(f"{task}: judge '{judge}' should be apart or together")
+    return judge == "together"
+
+
+def shadowing_names(reference: str) -> tuple[str, ...]:
+    """What a reference defines although Python has it built in: tests of a task about `sum` mean the program's."""
+    tree = parse(reference)
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] if tree else []
+    return tuple(name for name in defined if hasattr(builtins, name))
 
 
 def grade_programs(
@@ -66,4 +91,9 @@ def _verdict(job: Job, outcomes: Iterator[Outcome]) -> Verdict:
     if not job.program.strip():
         return Verdict(False, "no program found")
     outcome = next(outcomes)
-    return Verdict(outcome.passed, outcome.reason, job.program)
+    reason = outcome.reason
+    if outcome.verdict == "cannot judge":
+        reason = f"cannot judge: {reason}"
+    if outcome.together:
+        reason += " (judge: together)"
+    return Verdict(outcome.passed, reason, job.program)

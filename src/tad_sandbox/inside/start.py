@@ -7,23 +7,21 @@ before it sees the program: neither is ever in its memory or among its files.
 from __future__ import annotations
 
 import _signal
-import contextlib
 import itertools
 import json
 import os
 import resource
 import sys
-import types
 
 from tad_sandbox.inside.channel import Channel, Gone
-from tad_sandbox.inside.peer import Peer
-from tad_sandbox.inside.trial import run_trial
+from tad_sandbox.inside.program import Program, execute
+from tad_sandbox.inside.shipping import Shipper
+from tad_sandbox.inside.stubs import JUDGES, Judge
+from tad_sandbox.inside.trial import Apart, Together, Watched, describe, run_tests, share_seeds
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:
     from typing import Any
-
-PROGRAM_FILE = "/tmp/solution.py"
 
 
 def read_exactly(descriptor: int, count: int) -> bytes:
@@ -58,52 +56,12 @@ def set_limits(limits: dict) -> None:
             resource.setrlimit(kind, (soft, value))
 
 
-class Loader:
-    """Gives `inspect` the text of the program, which is in no file."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def get_source(self, name: str) -> str:
-        return self.text
-
-
-def serve_program(channels: list[Channel]) -> None:
+def serve_program(channel: Channel) -> None:
     """Run the program and whatever the tests ask of it, until they are done."""
-    solution = types.ModuleType("solution")
-    space = solution.__dict__
-    sys.modules["solution"] = solution  # dataclasses look their module up
-    space["__file__"] = PROGRAM_FILE
-
-    def execute(text: str) -> list[str]:
-        space["__loader__"] = Loader(text)
-        exec(compile(text, PROGRAM_FILE, "exec"), space)
-        return list(space)
-
-    peer = Peer(
-        channels,
-        trusted=False,
-        exec=execute,
-        names=lambda: list(space),
-        get=space.__getitem__,
-        set=space.__setitem__,
-        delete=space.__delitem__,
-        seed=lambda *arguments: __import__("random").seed(*arguments),
-    )
-    if channels[1:]:
-        import threading
-
-        for channel in channels[1:]:
-            threading.Thread(target=serve_quietly, args=(peer, channel), daemon=True).start()
-    serve_quietly(peer, channels[0])
-    os._exit(0)
-
-
-def serve_quietly(peer: Peer, channel: Channel) -> None:
     try:
-        peer.serve_forever(channel)
-    except Gone:  # the tests are done
-        return
+        Program().serve(channel)
+    except Gone:
+        os._exit(0)
 
 
 def main(job_pipe: int, report_pipe: int) -> None:
@@ -111,37 +69,83 @@ def main(job_pipe: int, report_pipe: int) -> None:
     sys.argv = [""]
     sys.path += setup["paths"]
     set_limits(setup["limits"])
-    theirs, ours = [], []
-    for _ in range(setup["channels"]):
-        asked, answered = os.pipe(), os.pipe()
-        theirs.append(Channel(asked[0], answered[1]))
-        ours.append(Channel(answered[0], asked[1]))
+    asked, answered = os.pipe(), os.pipe()
+    ours = Channel(answered[0], asked[1])
     child = os.fork()
     if child == 0:
+        theirs = Channel(asked[0], answered[1])
         close_others(theirs)
         serve_program(theirs)
     close_others(ours, job_pipe, report_pipe)
+    os.set_inheritable(report_pipe, False)
     # A signal of the program's ends the tests, and raises nothing.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    keep_imports()
     job = read_part(job_pipe)
-    try:
-        failure = run_trial(Peer(ours, trusted=True), job["program"], job["tests"], job["as_module"])
-    except Gone:
-        failure = describe_end(child)
-    with contextlib.suppress(Exception):  # the tests may have closed it
-        print(end="", flush=True)
-    os.write(report_pipe, json.dumps({"passed": not failure, "reason": failure or "passed"}).encode() + b"\n")
+    token = job.pop("token")
+    judge = Judge(ours)
+    verdict, reason = run_job(judge, job, child)
+    if not sys.stdout.closed:
+        sys.stdout.flush()
+    report = {"token": token, "verdict": verdict, "reason": reason[:300]}
+    os.write(report_pipe, json.dumps(report).encode() + b"\n")
     os._exit(0)
 
 
-def close_others(channels: list[Channel], *more: int) -> None:
-    """Leave open the three streams, these channels, and `more`."""
-    kept = sorted({2, *more, *(end for one in channels for end in (one.read, one.write)), 1024})
+def run_job(judge: Judge, job: dict[str, Any], child: int) -> tuple[str, str]:
+    """The verdict and why. Whatever a test made of it, what could not be judged or answered did not pass."""
+    JUDGES.append(judge)
+    shipper = Shipper(judge)
+    judge.export, judge.around = shipper.export, Watched().changes
+    failure: str | None = ""
+    try:
+        program: Apart | Together
+        if job["together"]:
+            program = Together(execute(job["program"]))
+        else:
+            program = Apart(judge, job["program"])
+            if "random.seed" in job["tests"]:
+                share_seeds(judge)
+    except Gone:
+        return "failed", describe_end(child, judge)
+    except BaseException as error:
+        return "failed", f"program: {describe(error)}"
+    try:
+        failure = run_tests(program, job)
+    except Gone:
+        judge.broken = judge.broken or "stopped answering"
+    if judge.refused is not None:
+        return "cannot judge", judge.refused or "the tests ask for more than values"
+    if judge.broken is not None:
+        return "failed", describe_end(child, judge)
+    if failure is not None:
+        return "failed", failure
+    return "passed", "passed"
+
+
+def keep_imports() -> None:
+    """Nothing is imported into this process from where the program can write."""
+    known = [path.rstrip("/") for path in sys.path]
+
+    def keep(hook: Any) -> Any:
+        def find(path: str) -> Any:
+            if not any(path == place or path.startswith(f"{place}/") for place in known):
+                raise ImportError(path)
+            return hook(path)
+
+        return find
+
+    sys.path_hooks[:] = map(keep, sys.path_hooks)
+
+
+def close_others(channel: Channel, *more: int) -> None:
+    """Leave open the three streams, this channel, and `more`."""
+    kept = sorted({2, *more, channel.read, channel.write, 1024})
     for low, high in itertools.pairwise(kept):
         os.closerange(low + 1, high)
 
 
-def describe_end(child: int) -> str:
+def describe_end(child: int, judge: Judge) -> str:
     """How the program's process ended; one that only stopped answering is ended."""
     import signal
     import time
@@ -153,7 +157,7 @@ def describe_end(child: int) -> str:
         time.sleep(0.01)
         ended, status = os.waitpid(child, os.WNOHANG)
     if not ended:
-        return "program: stopped answering"
+        return f"program: {judge.broken or 'stopped answering'}"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return "CPU limit" if number == signal.SIGXCPU else f"program: ended by {signal.Signals(number).name}"

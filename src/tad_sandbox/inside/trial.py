@@ -1,4 +1,4 @@
-"""The tests' process: run the tests against the program in the other process, and say why they fail.
+"""The tests' process: run the tests against the program, and say why they fail.
 
 Tests of a script (HumanEval, MBPP) find the program's names as if they stood below it; tests of a module (KodCode) import
 it as `solution`. Plain test functions are called here; modules that need more (classes, `unittest`, fixtures, parameters,
@@ -10,45 +10,90 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import sys
 import types
 
 from tad_sandbox.inside.channel import Gone
-from tad_sandbox.inside.peer import Peer
-from tad_sandbox.inside.proxies import find_super, is_proxy
+from tad_sandbox.inside.stubs import (
+    CannotJudge,
+    Judge,
+    find_identity,
+    find_type,
+    is_foreign,
+    is_not_same,
+    is_same,
+    raise_level,
+)
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from typing import Any
 
 _PLAIN_FLAGS = ~(0x04 | 0x20 | 0x80 | 0x200)  # no *args, generator, coroutine, async generator
 _OUT_OF_PLAIN = ("setup_module", "setup_function", "teardown_module", "teardown_function", "pytestmark")
+_IDENTITY = re.compile(r"\bis\b|\btype\b|\bid\b|assertIs\b|assertIsNot\b")
+_OWN = {"@is": is_same, "@is not": is_not_same, "@type": find_type, "@id": find_identity}
 
 
 class NotTestedError(Exception):
     """The tests cannot all be run, or test nothing."""
 
 
-class Namespace(dict):
-    """Globals of a script's tests: their own names first, then the program's, then the built-in ones.
+class Apart:
+    """The program in its own process."""
 
-    A name of the program hides a built-in one only where it is the one name of the program that the tests use, and
-    never a module of the standard library: otherwise a program could bring its own `abs`, `all` or `math.isclose`.
+    def __init__(self, judge: Judge, program: str) -> None:
+        self.judge = judge
+        judge.ask("exec", program)
+
+    def get(self, name: str) -> Any:
+        level = 2 if name.lstrip("_")[:1].isupper() else 0
+        return raise_level(self.judge.ask("get", name), level)
+
+    def set(self, name: str, value: object) -> None:
+        self.judge.ask("set", name, value)
+
+    def delete(self, name: str) -> None:
+        self.judge.ask("delete", name)
+
+    def names(self) -> list[str]:
+        return [name for name in self.judge.ask("names") if type(name) is str]
+
+
+class Together:
+    """The program in this process."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.space = vars(module)
+        self.get, self.set = self.space.__getitem__, self.space.__setitem__
+        self.delete = self.space.__delitem__
+
+    def names(self) -> list[str]:
+        return list(self.space)
+
+
+class Namespace(dict):
+    """Globals of a script's tests: their own names first, then built-in ones, then the program's.
+
+    A name of the program stands before a built-in one only if the job says so, and never before a module of the standard
+    library: a program could otherwise bring its own `abs`, `all` or `math.isclose`.
     """
 
-    def __init__(self, peer: Peer, names: list, code: types.CodeType, text: str) -> None:
+    def __init__(self, program: Apart | Together, text: str, wanted: list[str]) -> None:
         super().__init__(__name__="tests", __builtins__=builtins)
-        self.peer, self.names, self.text = peer, set(names), text
-        used = self.names & set(_names_in(code))
-        self.hiding = used if len(used) == 1 else set()
+        self.program, self.text, self.wanted = program, text, wanted
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name) and name not in self.hiding:
+        if hasattr(builtins, name) and name not in self.wanted:
             raise KeyError(name)
-        if name in self.names and name in sys.stdlib_module_names and f"{name}." in self.text:
+        if name in sys.stdlib_module_names and f"{name}." in self.text:
             return __import__(name)
-        value = get(self.peer, name)
+        try:
+            value = self.program.get(name)
+        except KeyError:
+            raise NameError(f"name {name!r} is not defined") from None
         if callable(value):  # asked for once; other values may change
             self[name] = value
         return value
@@ -57,18 +102,23 @@ class Namespace(dict):
 class Solution(types.ModuleType):
     """The program as a module of the tests."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, program: Apart | Together, bound: set[str]) -> None:
         super().__init__("solution")
-        self.__dict__["_peer"] = peer
+        self.__dict__.update(_program=program, _bound=bound)
 
     def __getattr__(self, name: str) -> Any:
-        peer = self.__dict__["_peer"]
-        if name == "__all__":
-            return [name for name in peer.request("names") if not name.startswith("_")]
+        program, bound = self.__dict__["_program"], self.__dict__["_bound"]
+        if name == "__all__":  # never what the tests have from elsewhere
+            names = program.names()
+            return [
+                name
+                for name in names
+                if not (name.startswith("_") or name in bound or hasattr(builtins, name))
+            ]
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return get(peer, name)
+            return program.get(name)
         except KeyError:
             raise AttributeError(f"module 'solution' has no attribute {name!r}") from None
 
@@ -76,55 +126,44 @@ class Solution(types.ModuleType):
         if name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            self.__dict__["_peer"].request("set", name, value)
+            self.__dict__["_program"].set(name, value)
 
     def __delattr__(self, name: str) -> None:
-        self.__dict__["_peer"].request("delete", name)
+        self.__dict__["_program"].delete(name)
 
 
-def get(peer: Peer, name: str) -> Any:
-    value = peer.request("get", name)
-    if is_proxy(value) and value._tad_.kind == "c":
-        peer.tests_classes = True
-    return value
+class Watched:
+    """What the tests changed around a call, and the program should see: streams, input, environment, directory."""
+
+    def __init__(self) -> None:
+        self.input, self.stdin = builtins.input, sys.stdin
+        self.environment, self.place = _environment(), os.getcwd()
+
+    def changes(self) -> dict[str, Any]:
+        listening = [
+            name for name in ("stdout", "stderr") if getattr(sys, name) is not getattr(sys, f"__{name}__")
+        ]
+        changed: dict[str, Any] = {"streams": listening} if listening else {}
+        if builtins.input is not self.input:
+            changed["input"] = builtins.input
+        if sys.stdin is not self.stdin and hasattr(sys.stdin, "getvalue"):
+            changed["stdin"] = sys.stdin.read()
+        if "warnings" in sys.modules:
+            changed["warnings"] = True
+        if (environment := _environment()) != self.environment:
+            self.environment = environment
+            changed["environ"] = dict(os.environ)
+        if (place := os.getcwd()) != self.place:
+            changed["place"] = self.place = place
+        return changed
 
 
-def describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _environment() -> dict[Any, Any]:
+    """As it is stored: decoding it for every call would take longer than most calls."""
+    return dict(os.environ._data)  # type: ignore[attr-defined]
 
 
-def run_trial(peer: Peer, program: str, tests: str, as_module: bool) -> str:
-    """Why the job fails; empty if it passes."""
-    try:
-        names = peer.request("exec", program)
-        sys.modules["solution"] = Solution(peer)
-    except Gone:
-        raise
-    except BaseException as error:
-        return f"program: {describe(error)}"
-    try:
-        if "random.seed" in tests:
-            share_seeds(peer)
-        if as_module:
-            run_module(peer, tests)
-        else:
-            code = compile(tests, "<tests>", "exec")
-            exec(code, Namespace(peer, names, code, tests))
-    except Gone:
-        raise
-    except NotTestedError as error:
-        return f"tests: {error}"
-    except BaseException as error:
-        return f"tests: {describe(error)}"
-    if peer.gone:  # and the tests went on nevertheless
-        raise Gone
-    if peer.failed_callback is not None:
-        return f"tests: {describe(peer.failed_callback)}"
-    return ""
-
-
-def share_seeds(peer: Peer) -> None:
+def share_seeds(judge: Judge) -> None:
     """A seed that the tests set is the program's too."""
     import random
 
@@ -132,23 +171,92 @@ def share_seeds(peer: Peer) -> None:
 
     def seed(*arguments: Any) -> None:
         seed_here(*arguments)
-        peer.request("seed", *arguments)
+        judge.ask("seed", *arguments)
 
     random.seed = seed  # type: ignore[assignment]
 
 
-def run_module(peer: Peer, text: str) -> None:
+def describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def run_tests(program: Apart | Together, job: dict[str, Any]) -> str | None:
+    """Why the tests fail; None if they pass."""
+    text = job["tests"]
+    try:
+        tree = rewrite(text) if isinstance(program, Apart) and _IDENTITY.search(text) else text
+        code = compile(tree, "<tests>", "exec")
+        if job["as_module"]:
+            sys.modules["solution"] = Solution(program, bound_names(text))
+            run_module(code, text)
+        else:
+            sys.modules["solution"] = Solution(program, set())
+            exec(code, Namespace(program, text, job["names"]))
+    except NotTestedError as error:
+        return f"tests: {error}"
+    except CannotJudge:
+        return None  # the judge has kept why
+    except Gone:
+        raise
+    except BaseException as error:
+        return f"tests: {describe(error)}"
+    return None
+
+
+def rewrite(text: str) -> Any:
+    """The tests with their questions for identity and type asked by name, see `stubs`."""
+    import ast
+
+    vars(builtins).update(_OWN)
+
+    def ask(name: str, *operands: Any) -> Any:
+        return ast.Call(ast.Name(name, ast.Load()), list(operands), [])
+
+    class Rewriter(ast.NodeTransformer):
+        def visit_Compare(self, node: Any) -> Any:
+            self.generic_visit(node)
+            if len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
+                name = "@is" if isinstance(node.ops[0], ast.Is) else "@is not"
+                return ast.copy_location(ask(name, node.left, node.comparators[0]), node)
+            return node
+
+        def visit_Call(self, node: Any) -> Any:
+            self.generic_visit(node)
+            function = node.func
+            if isinstance(function, ast.Name) and function.id in ("type", "id") and len(node.args) == 1:
+                function.id = f"@{function.id}"
+            if isinstance(function, ast.Attribute) and function.attr in ("assertIs", "assertIsNot"):
+                name = "@is" if function.attr == "assertIs" else "@is not"
+                function.attr, node.args[:2] = "assertTrue", [ask(name, *node.args[:2])]
+            return node
+
+    return ast.fix_missing_locations(Rewriter().visit(ast.parse(text)))
+
+
+def bound_names(text: str) -> set[str]:
+    """What the tests import, define or assign themselves, anywhere."""
+    import ast
+
+    bound = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "solution"):
+            bound |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    return bound
+
+
+def run_module(code: types.CodeType, text: str) -> None:
     module = sys.modules["tests"] = types.ModuleType("tests")
-    module.__dict__["super"] = find_super
-    exec(compile(text, "<tests>", "exec"), module.__dict__)
+    exec(code, module.__dict__)
     if not asserts_something(text):
         raise NotTestedError("nothing is tested")
-    tests = {
-        name: value for name, value in vars(module).items() if name.startswith("test") and callable(value)
-    }
-    if any(not isinstance(test, types.FunctionType | type) and is_proxy(test) for test in tests.values()):
-        raise NotTestedError("a test is a function of the program")
-    if not needs_pytest(module, tests, text):
+    own = {name: value for name, value in vars(module).items() if not is_foreign(value)}
+    tests = {name: value for name, value in own.items() if name.startswith("test") and callable(value)}
+    if not needs_pytest(own, tests, text):
         for test in tests.values():
             check_result(test())
         if not tests and not does_something(text):
@@ -159,10 +267,12 @@ def run_module(peer: Peer, text: str) -> None:
     except ImportError:
         raise NotTestedError("they need pytest, which this sandbox does not hold") from None
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    run_pytest(pytest, module)
+    collected = types.ModuleType("tests")
+    collected.__dict__.update(own)
+    run_pytest(pytest, collected)
 
 
-def needs_pytest(module: types.ModuleType, tests: dict[str, Any], text: str) -> bool:
+def needs_pytest(own: dict[str, Any], tests: dict[str, Any], text: str) -> bool:
     for test in tests.values():
         if not isinstance(test, types.FunctionType):
             return True
@@ -175,17 +285,18 @@ def needs_pytest(module: types.ModuleType, tests: dict[str, Any], text: str) -> 
         ):
             return True
     case = getattr(sys.modules.get("unittest"), "TestCase", ())
-    for name, value in vars(module).items():
-        own = isinstance(value, type) and value.__module__ == "tests"
-        if own and (name.startswith("Test") or issubclass(value, case)):
+    for name, value in own.items():
+        own_class = isinstance(value, type) and value.__module__ == "tests"
+        if own_class and (name.startswith("Test") or issubclass(value, case)):
             return True
-    return "fixture" in text or "pytest.mark" in text or any(name in vars(module) for name in _OUT_OF_PLAIN)
+    return "fixture" in text or "pytest.mark" in text or any(name in own for name in _OUT_OF_PLAIN)
 
 
 def run_pytest(pytest: Any, module: types.ModuleType) -> None:
     """Collect the module as it stands in memory, run all of it, and raise for the first failure."""
     failures: list[BaseException] = []
     passed: list[str] = []
+    skipped: list[str] = []
 
     class Run:
         @pytest.hookimpl(tryfirst=True)
@@ -200,7 +311,7 @@ def run_pytest(pytest: Any, module: types.ModuleType) -> None:
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
             names = pyfuncitem._fixtureinfo.argnames
             result = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
-            if isinstance(result, types.CoroutineType):
+            if type(result) is types.CoroutineType:
                 import asyncio
 
                 result = asyncio.run(result)
@@ -216,30 +327,25 @@ def run_pytest(pytest: Any, module: types.ModuleType) -> None:
             report = (yield).get_result()
             if report.failed:
                 failures.append(call.excinfo.value if call.excinfo else AssertionError(item.name))
+            elif report.skipped:
+                skipped.append(item.name)
             elif report.passed and call.when == "call":
                 passed.append(item.name)
 
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:warnings",
-        "--noconftest",
-        "--capture=sys",
-        "-c",
-        "/dev/null",
-    ]
-    status = pytest.main([*options, "--rootdir=/", "--tb=no", "--no-header"], plugins=[Run()])
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:warnings", "--noconftest", "--capture=sys"]
+    options += ["-c", "/dev/null", "--rootdir=/", "--tb=no", "--no-header", "--maxfail=1"]
+    status = pytest.main(options, plugins=[Run()])
     if failures:
         raise failures[0]
+    if skipped:
+        raise NotTestedError(f"{skipped[0]} was skipped")
     if status != 0 or not passed:
         raise NotTestedError("nothing is tested")
 
 
 def check_result(result: object) -> None:
     if result is not None and result is not True:
-        raise AssertionError(f"a test gave back {type(result).__name__!r}, not None")
+        raise AssertionError("a test gave back a value, not None")
 
 
 def asserts_something(text: str) -> bool:
@@ -270,10 +376,3 @@ def does_something(text: str) -> bool:
         if not isinstance(node, idle) and not words and not script:
             return True
     return False
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)

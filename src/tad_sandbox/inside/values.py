@@ -1,14 +1,13 @@
-"""Which values cross between the program's process and the tests' process, and how they are written in JSON.
+"""The closed encoding of values: what comes back from a program, and nothing else.
 
-Plain values (numbers, text, bytes, the built-in containers, a few types of the standard library) are rebuilt on the other
-side from their parts; only exact types count, a subclass is not plain. Anything else is handed to `export`, which
-writes a reference. In JSON a list is always `[tag, ...]`, and nothing that arrives is executed, imported by a name that
-the other side chose, or unpickled.
+Plain values are written in JSON and rebuilt from their parts; only exact types count, a subclass is no plain value. In JSON
+a list is always `[tag, ...]`. What is not plain is handed to `export` when it is written, which gives a tag of its own or
+raises, and to `resolve` when it is read. Reading executes nothing, imports nothing but five modules of the standard
+library and numpy, and raises `Malformed` for whatever is not written as `encode` writes it.
 """
 
 from __future__ import annotations
 
-import builtins
 import sys
 
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
@@ -19,42 +18,43 @@ if TYPE_CHECKING:
     Export = Callable[[Any], list]
     Resolve = Callable[[list], Any]
 
-BUILTIN_TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
-_NAMES: dict[Any, str] = {value: name for name, value in BUILTIN_TYPES.items()}
 _SCALARS = frozenset({type(None), bool, str, float})
 _SEQUENCES: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
 _BUILDERS: dict[str, Callable[[Iterable], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset}
-_CONSTANTS = {"e": Ellipsis, "n": NotImplemented}
+_VIEWS = {"dict_keys": "k", "dict_values": "v", "dict_items": "a"}
 _EXACT = 1 << 53  # beyond this an integer is written in base 16: reading it then takes linear time
+_FACTORIES = {"list": list, "int": int, "dict": dict, "set": set, "str": str, "float": float, "tuple": tuple}
+_ARRAYS = ("|b1", "<i8", "<f8", "<c16")  # narrower numbers overflow where the tests' own do not
 
-# Types of the standard library and numpy that are values: the arguments that build them anew.
-_REBUILT: dict[tuple[str, str], Callable[[Any], tuple]] = {
-    ("collections", "OrderedDict"): lambda v: (list(v.items()),),
-    ("collections", "Counter"): lambda v: (dict(v),),
-    ("collections", "defaultdict"): lambda v: (v.default_factory, dict(v)),
-    ("collections", "deque"): lambda v: (list(v), v.maxlen),
-    ("decimal", "Decimal"): lambda v: (str(v),),
-    ("fractions", "Fraction"): lambda v: (v.numerator, v.denominator),
-    ("datetime", "date"): lambda v: (v.year, v.month, v.day),
-    ("datetime", "time"): lambda v: (v.hour, v.minute, v.second, v.microsecond, v.tzinfo),
-    ("datetime", "datetime"): lambda v: (
-        *(v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond),
-        v.tzinfo,
+# Types of the standard library that are values: their module, their parts, and the types that the parts must have.
+_REBUILT: dict[str, tuple[str, Callable[[Any], tuple], str]] = {
+    "OrderedDict": ("collections", lambda v: (dict(v),), "dict"),
+    "Counter": ("collections", lambda v: (dict(v),), "dict"),
+    "deque": ("collections", lambda v: (list(v), v.maxlen), "list NoneType/int"),
+    "Decimal": ("decimal", lambda v: (str(v),), "str"),
+    "Fraction": ("fractions", lambda v: (v.numerator, v.denominator), "int int"),
+    "date": ("datetime", lambda v: (v.year, v.month, v.day), "int int int"),
+    "time": (
+        "datetime",
+        lambda v: (v.hour, v.minute, v.second, v.microsecond, v.tzinfo),
+        "int int int int NoneType/timezone",
     ),
-    ("datetime", "timedelta"): lambda v: (v.days, v.seconds, v.microseconds),
-    ("datetime", "timezone"): lambda v: (v.utcoffset(None),),
-    ("zoneinfo", "ZoneInfo"): lambda v: (v.key,),
-    ("uuid", "UUID"): lambda v: (v.hex,),
-    ("pathlib", "PosixPath"): lambda v: (str(v),),
-    ("numpy", "ndarray"): lambda v: (v.tobytes(), v.dtype.str, v.shape),
-    **{
-        ("numpy", name): lambda v: (v.item(),)
-        for name in (
-            *("bool_", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64", "complex64", "complex128"),
-        )
-    },
+    "datetime": (
+        "datetime",
+        lambda v: (v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo),
+        "int int int int int int int NoneType/timezone",
+    ),
+    "timedelta": ("datetime", lambda v: (v.days, v.seconds, v.microseconds), "int int int"),
+    "timezone": ("datetime", lambda v: (v.utcoffset(None),), "timedelta"),
 }
+
+
+class Malformed(Exception):  # noqa: N818
+    """Not written as `encode` writes it."""
+
+
+class NotPlain(Exception):  # noqa: N818
+    """No plain value, where only one can stand."""
 
 
 def encode(value: Any, export: Export) -> Any:
@@ -64,64 +64,140 @@ def encode(value: Any, export: Export) -> Any:
         return value
     if kind is int:
         return value if -_EXACT < value < _EXACT else ["i", hex(value)]
-    if kind in _SEQUENCES:
-        return [_SEQUENCES[kind], *(encode(item, export) for item in value)]
-    if kind is dict:
-        return ["d", *(encode(part, export) for item in value.items() for part in item)]
-    if kind is bytes:
-        return ["b", value.decode("latin-1")]
-    if kind is bytearray:
-        return ["B", value.decode("latin-1")]
-    if kind is complex:
-        return ["c", value.real, value.imag]
-    if kind is range:
-        return ["r", *(encode(part, export) for part in (value.start, value.stop, value.step))]
-    if kind is slice:
-        return ["S", *(encode(part, export) for part in (value.start, value.stop, value.step))]
-    if kind is type and value in _NAMES:
-        return ["T", _NAMES[value]]
-    for tag, constant in _CONSTANTS.items():
-        if value is constant:
-            return [tag]
-    name = (kind.__module__, kind.__qualname__)
-    if (
-        name in _REBUILT
-        and getattr(sys.modules.get(name[0]), name[1], None) is kind
-        and not _holds_objects(value)
-    ):
-        return ["R", *name, *(encode(part, export) for part in _REBUILT[name](value))]
+    if kind is list or kind is tuple:
+        return [_SEQUENCES[kind], *[encode(item, export) for item in value]]
+    try:
+        if kind is set or kind is frozenset:
+            return [_SEQUENCES[kind], *[encode(item, _refuse) for item in value]]
+        if kind is dict:
+            return ["d", *_pairs(value, export)]
+        if kind is bytes or kind is bytearray:
+            return ["b" if kind is bytes else "B", value.decode("latin-1")]
+        if kind is complex:
+            return ["c", value.real, value.imag]
+        if kind is range:
+            return ["r", *[encode(part, export) for part in (value.start, value.stop, value.step)]]
+        module, name = kind.__module__, kind.__name__
+        if name in _VIEWS and module == "builtins":
+            return [
+                _VIEWS[name],
+                *[encode(item, _refuse if name != "dict_values" else export) for item in value],
+            ]
+        if name in _REBUILT and _REBUILT[name][0] == module and _is_own(kind):
+            return ["R", name, *[encode(part, export) for part in _REBUILT[name][1](value)]]
+        if name == "defaultdict" and module == "collections" and _is_own(kind):
+            made = getattr(value.default_factory, "__name__", None)
+            if value.default_factory is _FACTORIES.get(str(made)):
+                return ["D", made, *_pairs(value, export)]
+        if (numpy := sys.modules.get("numpy")) is not None:
+            if issubclass(kind, numpy.generic) and type(plain := value.item()) is not kind:
+                return encode(plain, export)  # as Python's own number
+            if kind is numpy.ndarray and value.dtype.str in _ARRAYS and value.size:
+                return ["n", value.dtype.str, value.tobytes().decode("latin-1"), *value.shape]
+    except NotPlain:
+        if export is _refuse:
+            raise
     return export(value)
 
 
+def _pairs(value: Any, export: Export) -> list:
+    pairs: list[Any] = []
+    for key, item in value.items():
+        pairs += (encode(key, _refuse), encode(item, export))
+    return pairs
+
+
+def _is_own(kind: type) -> bool:
+    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+
+
+def _refuse(value: Any) -> Any:
+    raise NotPlain
+
+
 def decode(data: Any, resolve: Resolve) -> Any:
-    """The value written as `data`; `resolve` is asked about references."""
-    if type(data) is not list:
+    """The value written as `data`; `resolve` is asked about tags that are not of this module."""
+    try:
+        return _decode(data, resolve)
+    except Malformed:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise Malformed(str(error)[:100]) from None
+    except (MemoryError, ImportError):
+        raise Malformed("too large") from None
+
+
+def _decode(data: Any, resolve: Resolve) -> Any:
+    kind = type(data)
+    if kind is not list:
+        if kind is dict:
+            raise Malformed("an object")
         return data
     tag, parts = data[0], data[1:]
-    if tag in _BUILDERS:
-        return _BUILDERS[tag](decode(part, resolve) for part in parts)
+    if tag == "l":
+        return [_decode(part, resolve) for part in parts]
+    if tag == "t":
+        return tuple([_decode(part, resolve) for part in parts])
+    if tag == "s" or tag == "f":
+        return _BUILDERS[tag]([_decode(part, _reject) for part in parts])
     if tag == "d":
-        values = [decode(part, resolve) for part in parts]
-        return dict(zip(values[::2], values[1::2], strict=True))
-    if tag == "i":
-        return int(parts[0], 16)
-    if tag == "b":
-        return parts[0].encode("latin-1")
-    if tag == "B":
-        return bytearray(parts[0].encode("latin-1"))
-    if tag == "c":
-        return complex(*map(float, parts))
+        return _read_pairs(parts, resolve)
+    if tag == "n":
+        return _read_array(*parts)
+    if tag == "R" and parts[0] in _REBUILT:
+        return _rebuild(parts[0], [_decode(part, resolve) for part in parts[1:]])
+    if tag == "D":
+        factory = None if parts[0] is None else _FACTORIES[parts[0]]
+        return __import__("collections").defaultdict(factory, _read_pairs(parts[1:], resolve))
+    if tag == "k":
+        return dict.fromkeys([_decode(part, _reject) for part in parts]).keys()
+    if tag == "v":
+        return dict(enumerate([_decode(part, resolve) for part in parts])).values()
+    if tag == "a":
+        return dict([_decode(part, _reject) for part in parts]).items()
     if tag == "r":
-        return range(*(decode(part, resolve) for part in parts))
-    if tag == "S":
-        return slice(*(decode(part, resolve) for part in parts))
-    if tag == "T":
-        return BUILTIN_TYPES[parts[0]]
-    if tag in _CONSTANTS:
-        return _CONSTANTS[tag]
-    if tag == "R":
-        return _rebuild((parts[0], parts[1]), [decode(part, resolve) for part in parts[2:]])
+        return range(*[_exactly(int, _decode(part, _reject)) for part in parts])
+    if tag == "c":
+        real, imaginary = parts
+        return complex(_exactly(float, real), _exactly(float, imaginary))
+    if tag in ("i", "b", "B"):
+        (text,) = parts
+        if tag == "i":
+            return int(_exactly(str, text), 16)
+        return (bytes if tag == "b" else bytearray)(_exactly(str, text).encode("latin-1"))
+    if type(tag) is not str:
+        raise Malformed("a tag")
     return resolve(data)
+
+
+def _read_pairs(parts: list, resolve: Resolve) -> dict:
+    keys = [_decode(part, _reject) for part in parts[::2]]
+    return dict(zip(keys, [_decode(part, resolve) for part in parts[1::2]], strict=True))
+
+
+def _read_array(kind: Any, text: Any, *shape: Any) -> Any:
+    if kind not in _ARRAYS or any(type(length) is not int or length < 1 for length in shape):
+        raise Malformed("an array")
+    numpy = __import__("numpy")
+    return numpy.frombuffer(text.encode("latin-1"), dtype=kind).reshape(shape).copy()
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise Malformed(f"no {kind.__name__}")
+    return value
+
+
+def _reject(data: list) -> Any:
+    raise Malformed("a reference inside a set or a key")
+
+
+def _rebuild(name: str, parts: list) -> Any:
+    module, _, kinds = _REBUILT[name]
+    for part, allowed in zip(parts, kinds.split(), strict=True):
+        if type(part).__name__ not in allowed.split("/"):
+            raise Malformed(f"a part of {name}")
+    return getattr(__import__(module), name)(*parts)
 
 
 def refresh(old: Any, new: Any) -> Any:
@@ -131,36 +207,23 @@ def refresh(old: Any, new: Any) -> Any:
         return new
     if kind is list:
         old[:] = [refresh(*pair) for pair in zip(old, new)] + new[len(old) :]  # noqa: B905 (lengths differ)
-    elif kind is dict:
+    elif kind is dict or kind.__name__ in ("OrderedDict", "Counter", "defaultdict"):
         merged = {key: refresh(old[key], value) if key in old else value for key, value in new.items()}
         old.clear()
         old.update(merged)
-    elif kind is set or getattr(kind, "__name__", "") in ("OrderedDict", "Counter", "defaultdict"):
+    elif kind is set:
         old.clear()
         old.update(new)
     elif kind is bytearray:
         old[:] = new
-    elif getattr(kind, "__name__", "") == "deque":
+    elif kind.__name__ == "deque":
         old.clear()
         old.extend(new)
     elif kind is tuple and len(old) == len(new):
         parts = tuple(refresh(*pair) for pair in zip(old, new, strict=True))
         return old if all(a is b for a, b in zip(parts, old, strict=True)) else parts
-    elif getattr(kind, "__name__", "") == "ndarray" and old.shape == new.shape and old.dtype == new.dtype:
+    elif kind.__name__ == "ndarray" and old.shape == new.shape and old.dtype == new.dtype:
         old[...] = new
     else:
         return new
     return old
-
-
-def _holds_objects(value: Any) -> bool:
-    return type(value).__name__ == "ndarray" and value.dtype.hasobject
-
-
-def _rebuild(name: tuple[str, str], parts: list) -> Any:
-    if name not in _REBUILT:
-        raise TypeError(f"{name[1]!r} is not a plain type")
-    module = __import__(name[0])
-    if name == ("numpy", "ndarray"):
-        return module.frombuffer(parts[0], dtype=parts[1]).reshape(parts[2]).copy()
-    return getattr(module, name[1])(*parts)
