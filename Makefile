@@ -8,7 +8,7 @@ FAMILY  ?= llada
 # Files or directories of tests; empty means all of them.
 TESTS   ?=
 
-.PHONY: setup demo shell test test-all lint docs format clean
+.PHONY: setup demo shell check-claims test test-all lint docs format clean
 # `demo` needs the package alone, `test` and `lint` its light extras, `test-all` also the heavy ones.
 setup: $(VENV)/.installed
 EXTRAS-installed :=
@@ -29,6 +29,10 @@ demo: setup
 # A shell in which `tad` is known; `source .venv/bin/activate` does the same in the shell at hand.
 shell: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $${SHELL:-/bin/sh}
+
+# The bundled models against the rows in results/, problem by problem: about ten minutes of two cores.
+check-claims: setup
+	@$(BIN)/python -m tad_lab.claims
 
 test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" $(TESTS)

@@ -22,9 +22,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import gzip
 import itertools
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +36,7 @@ from torch import Tensor
 from tad.models import LLADA, MaskedDiffusionModel
 from tad.training.losses import plain_losses
 from tad.trajectories.partition import partition, state
+from tad_lab.results import write
 
 SIDE = 5
 CELLS = SIDE * SIDE
@@ -60,10 +59,10 @@ class Sizes:
     train: int = 40_000
     pretrain_steps: int = 3_500
     pretrain_rows: int = 128
-    questions: int = 2_000
-    steps: int = 200
-    rows: int = 96
-    test: int = 600
+    questions: int = 800
+    steps: int = 150
+    rows: int = 64
+    test: int = 400
     seeds: int = 3
     drop_wrong: bool = True
 
@@ -331,7 +330,7 @@ def main(words: list[str] | None = None) -> Path:
     print(orders, flush=True)
     record = {
         "sizes": sizes.__dict__, "parameters": sum(p.numel() for p in base.parameters()), "rate": options.rate,
-        "orders": orders, "torch": torch.__version__, "runs": [],
+        "orders": orders, "runs": [],
     }  # fmt: skip
     runs: list[dict[str, object]] = []
     record["runs"] = runs
@@ -340,7 +339,7 @@ def main(words: list[str] | None = None) -> Path:
     def note(method: str, seed: int | None, model: MaskedDiffusionModel) -> None:
         print(method, seed, flush=True)
         runs.extend({"method": method, "seed": seed, **run} for run in evaluate(model, *test, thresholds))
-        where.write_bytes(gzip.compress(json.dumps(record).encode(), mtime=0))
+        write(options.out, "squares", "python bench/squares.py --out runs/squares", None, **record)
 
     note("base", None, base)
     for seed in range(sizes.seeds):

@@ -87,7 +87,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def write(folder: Path, name: str, command: str, entries: dict[str, Any], **facts: Any) -> Path:
+def write(folder: Path, name: str, command: str, entries: dict[str, Any] | None = None, **facts: Any) -> Path:
     """The same entries give the same bytes, but for the date and the commit."""
     record = {
         "schema": SCHEMA,
@@ -97,8 +97,7 @@ def write(folder: Path, name: str, command: str, entries: dict[str, Any], **fact
         "machine": facts.pop("machine", "CPU, fp32, one thread per process"),
         "versions": {package: version(package) for package in ("torch", "transformers", "numpy")},
         **facts,
-        "entries": entries,
-    }
+    } | ({} if entries is None else {"entries": entries})
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json.gz"
     path.write_bytes(gzip.compress(json.dumps(record, separators=(",", ":")).encode(), 9, mtime=0))
@@ -124,7 +123,95 @@ def table_of_claims(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"claims": table_of_claims}
+ORDERS = ("tad, teacher", "tad, left-to-right")
+
+
+def table_of_squares(record: dict[str, Any]) -> str:
+    """Two decoders, each with the methods at their default setting and at fixed speeds; then the orders against each other."""
+    from tad.evaluation.analysis import RowSpec, analyse
+    from tad.evaluation.factors import (
+        PROBLEMS,
+        SEEDS,
+        AccuracyAt,
+        Arm,
+        Statistic,
+        analyse_factors,
+        tpf_at_target,
+    )
+    from tad.evaluation.tables import grid_results, grid_speeds
+
+    lines = []
+    for keep, title in (("best", "The most confident mask"), ("leftmost", "The leftmost mask")):
+        methods = _squares(record, keep)
+        base = methods.pop("base")
+        specs = [RowSpec(name, name, one, len(one.seeds)) for name, one in {"base": base, **methods}.items()]
+        table = analyse("squares", "squares", specs, base)
+        speeds = grid_speeds(table, table.scopes)
+        lines += [
+            f"**{title}, beside all below the threshold:**",
+            "",
+            grid_results(table, table.scopes).markdown(),
+            "",
+        ]
+        lines += [speeds.markdown(), ""] if speeds else []
+        arms = [Arm("base", {"order": name == "tad, teacher"}, methods[name]) for name in ORDERS]
+        reached = [set(row.scopes[table.scope].accuracy_at) for row in table.rows if row.method in ORDERS]
+        measures: tuple[tuple[str, Statistic, int], ...] = (
+            ("TPF at base - 1.5", tpf_at_target, 2),
+            *(
+                (f"accuracy at TPF {speed:g}, points", AccuracyAt(speed), 1)
+                for speed in sorted(set.intersection(*reached))
+            ),
+        )
+        lines += [
+            "| the teacher's order less left to right | estimate | over problems | over seeds and problems |",
+            "|---|---|---|---|",
+        ]
+        for name, statistic, digits in measures:
+            (effect,) = analyse_factors(arms, {"base": base}, statistic)
+            spans = [
+                f"[{low:+.{digits}f}, {high:+.{digits}f}]"
+                for low, high in (effect.over[PROBLEMS], effect.over[SEEDS])
+            ]
+            lines.append(f"| {name} | {effect.estimate.value:+.{digits}f} | {' | '.join(spans)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _squares(record: dict[str, Any], keep: str) -> dict[str, Any]:
+    """The methods of bench/squares.py with one of its two decoders."""
+    from tad.evaluation.measurement import MethodRuns, Outcomes
+    from tad.evaluation.sweep import FIRST, Setting
+
+    decoder = {"best": "tad", "leftmost": "tad-leftmost"}[keep]
+    found: dict[str, MethodRuns] = {}
+    for run in (run for run in record["runs"] if run["keep"] == keep):
+        n = len(run["correct"])
+        full = np.full(n, 25.0)
+        outcomes = Outcomes(
+            np.array(["squares"] * n, dtype=object),
+            np.array([f"{i}" for i in range(n)], dtype=object),
+            np.array(run["correct"], dtype=float),
+            full,
+            full,
+            np.array(run["forwards"], dtype=float),
+            full,
+        )
+        value = run["threshold"]
+        setting = Setting(FIRST, {}) if value is None else Setting(decoder, {"threshold": value}, value)
+        one = found.setdefault(
+            run["method"], MethodRuns(run["method"], [], [], [], trained=run["seed"] is not None)
+        )
+        if run["seed"] not in one.seeds:
+            one.seeds.append(run["seed"])
+            one.runs.append([])
+        if setting not in one.settings:
+            one.settings.append(setting)
+        one.runs[one.seeds.index(run["seed"])].append(outcomes)
+    return found
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"claims": table_of_claims, "squares": table_of_squares}
 
 
 def fill(text: str, folder: Path) -> str:
