@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from tad.evaluation.lm_eval import TASKS
 from tad.models import LM, Family, load
 from tiny_lm import write_checkpoint
 
@@ -24,3 +26,21 @@ def write_roomy(folder: Path, family: Family, scale: float = 8.0) -> Path:
 
 def tiny_lm(folder: Path, family: Family, scale: float = 8.0) -> LM:
     return load(write_roomy(folder, family, scale), device="cpu")
+
+
+def known_tasks(data_dir: Path) -> Any:
+    """A manager that knows our tasks and nothing else."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(TASKS), include_defaults=False, metadata={"data_dir": str(data_dir)})
+
+
+def run_harness(model: Any, names: list[str], manager: Any, limit: int) -> dict[str, Any]:
+    """The harness's results with their samples, prompts in the model's chat format."""
+    from lm_eval import simple_evaluate
+
+    found = simple_evaluate(
+        model, tasks=names, task_manager=manager, limit=limit, apply_chat_template=True, log_samples=True
+    )
+    assert found is not None
+    return dict(found)

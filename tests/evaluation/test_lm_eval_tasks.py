@@ -1,4 +1,4 @@
-"""Our benchmarks as tasks of the harness: the prompts, the graders, and runs end to end; and `tad lm-eval`."""
+"""Our benchmarks as tasks of the harness: the prompts, the graders, and runs end to end."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval_setup import NEEDS_HARNESS, tiny_lm, write_roomy
-from typer.testing import CliRunner
+from lm_eval_setup import NEEDS_HARNESS, known_tasks, run_harness, tiny_lm, write_roomy
 
 pytest.importorskip("lm_eval", reason=NEEDS_HARNESS)
 from lm_eval.tasks import TaskManager
 
-from tad.cli import app
 from tad.decoding import decode
 from tad.errors import TadError
-from tad.evaluation.lm_eval import TASKS, harness
+from tad.evaluation.lm_eval import TASKS
+from tad.evaluation.lm_eval import __main__ as harness
 from tad.evaluation.lm_eval.model import TadLM
 from tad.evaluation.lm_eval.task import TadTask
 from tad.models import DREAM, LLADA, LM, Family
@@ -37,7 +36,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def manager(data_dir: Path) -> TaskManager:
-    return harness.find_tasks(["tad_*"], data_dir)[1]
+    return known_tasks(data_dir)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def encode(lm: LM, prompt: Prompt) -> list[int]:
 
 
 def test_there_is_one_task_for_every_template_of_every_benchmark() -> None:
-    assert harness.list_tasks() == sorted(NAMES)
+    assert sorted(known_tasks(Path()).all_subtasks) == sorted(NAMES)
     files = sorted(path.stem for path in TASKS.glob("*.yaml"))
     assert [f"tad_{stem}" for stem in files] == sorted(NAMES)
 
@@ -152,11 +151,10 @@ def test_gsm8k_and_math_run_end_to_end_with_our_own_texts(
 ) -> None:
     lm = models[family.name]
     names = ["tad_gsm8k", "tad_gsm8k_d3llm", "tad_math_zero_shot"]
-    results = harness.evaluate(TadLM(lm, batch_size=2, gen_length=32), names, manager, limit=3)
+    results = run_harness(TadLM(lm, batch_size=2, gen_length=32), names, manager, limit=3)
     for name in names:
         check_against_our_own_run(lm, results, name, 3, data_dir, "tad", 32)
     assert results["config"]["texts"] == 9
-    assert "9 texts" in harness.format_table(results)
 
 
 @pytest.mark.sandbox
@@ -166,29 +164,14 @@ def test_humaneval_and_mbpp_run_end_to_end_with_our_own_texts(
     lm = models["llada"]
     names = ["tad_humaneval", "tad_humaneval_instruct", "tad_mbpp_plain", "tad_mbpp_instruct_d3llm"]
     model = TadLM(lm, decoder="fast-dllm", batch_size=3, gen_length=32)
-    results = harness.evaluate(model, names, manager, limit=2)
+    results = run_harness(model, names, manager, limit=2)
     for name in names:
         check_against_our_own_run(lm, results, name, 2, data_dir, "fast-dllm", 32)
 
 
-def test_an_unknown_task_is_refused_with_a_hint(data_dir: Path) -> None:
-    with pytest.raises(TadError, match="no task 'tad_gsm9k'; did you mean tad_gsm8k"):
-        harness.find_tasks(["tad_gsm9k"], data_dir)
-    with pytest.raises(TadError, match="--include-path is not a directory"):
-        harness.find_tasks(["tad_gsm8k"], include_path="nowhere")
-
-
-def test_a_task_that_runs_programs_without_a_sandbox_is_refused(tmp_path: Path) -> None:
-    task = {"task": "mine", "dataset_path": "json", "unsafe_code": True, "doc_to_text": "x"}
-    (tmp_path / "mine.yaml").write_text(json.dumps(task))
-    with pytest.raises(TadError, match="task 'mine' would run generated programs in this process"):
-        harness.find_tasks(["mine"], include_path=tmp_path)
-
-
 def test_missing_data_is_a_clear_error(tmp_path: Path) -> None:
-    names, manager = harness.find_tasks(["tad_gsm8k"], tmp_path)
     with pytest.raises(TadError, match="no data for split 'test' there"):
-        manager.load(names)
+        known_tasks(tmp_path).load(["tad_gsm8k"])
 
 
 def test_a_missing_or_old_harness_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +179,10 @@ def test_a_missing_or_old_harness_is_a_clear_error(monkeypatch: pytest.MonkeyPat
         raise metadata.PackageNotFoundError(name)
 
     assert harness.check_harness() == metadata.version("lm_eval")
-    monkeypatch.setattr("tad.evaluation.lm_eval.harness.metadata.version", lambda name: "0.4.9.2")
+    monkeypatch.setattr("tad.evaluation.lm_eval.__main__.metadata.version", lambda name: "0.4.9.2")
     with pytest.raises(TadError, match=r"0\.4\.9\.2 is too old; pip install 'lm-eval>=0\.4\.13'"):
         harness.check_harness()
-    monkeypatch.setattr("tad.evaluation.lm_eval.harness.metadata.version", missing)
+    monkeypatch.setattr("tad.evaluation.lm_eval.__main__.metadata.version", missing)
     with pytest.raises(TadError, match="is not installed; pip install 'tad-dllm"):
         harness.check_harness()
 
@@ -215,37 +198,9 @@ def test_the_package_ships_the_task_files_and_names_the_plugin() -> None:
             assert any(fnmatch(path.relative_to(root).as_posix(), pattern) for pattern in patterns), path
 
 
-def run(*arguments: object) -> str:
-    given = ["lm-eval", *(str(argument) for argument in arguments)]
-    result = CliRunner().invoke(app, given, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def test_the_command_runs_a_task_and_writes_what_it_found(tmp_path: Path, data_dir: Path) -> None:
-    model = write_roomy(tmp_path / "tiny", LLADA)
-    out = tmp_path / "out"
-    printed = run(
-        "--model", model, "--tasks", "tad_gsm8k_plain", "--limit", 2, "--gen-length", 64, "--device", "cpu",
-        "--decoder", "fast-dllm", "--set", "threshold=0.4", "--gen", "max_gen_toks=32", "--data-dir", data_dir,
-        "--out", out,
-    )  # fmt: skip
-    assert "tad_gsm8k_plain" in printed
-    assert "2 texts" in printed
-    results = json.loads((out / "results.json").read_text())
-    assert "samples" not in results
-    assert results["config"]["decoder"]["threshold"] == 0.4
-    assert results["results"]["tad_gsm8k_plain"]["acc,none"] == 0.0
-    rows = [json.loads(line) for line in (out / "samples_tad_gsm8k_plain.jsonl").read_text().splitlines()]
-    assert [row["doc"]["id"] for row in rows] == ["gsm8k/test/0", "gsm8k/test/1"]
-    assert [row["arguments"][0][1]["max_gen_toks"] for row in rows] == [32, 32]
-
-
 def test_the_harness_itself_knows_the_model_when_started_through_this_package(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tad.evaluation.lm_eval.__main__ import main
-
     model = write_roomy(tmp_path / "tiny", LLADA)
     given = f"pretrained={model},decoder=fast-dllm,threshold=0.4,gen_length=32"
     words = ["--model", "tad", "--model_args", given, "--tasks", "tad_gsm8k_plain", "--limit", "1"]
@@ -253,13 +208,5 @@ def test_the_harness_itself_knows_the_model_when_started_through_this_package(
         sys, "argv", ["lm_eval", *words, "--gen_kwargs", "max_gen_toks=32", "--device", "cpu"]
     )
     monkeypatch.setenv("TAD_DATA", str(data_dir))
-    main()
+    harness.main()
     assert "tad_gsm8k_plain" in capsys.readouterr().out
-
-
-def test_the_command_lists_our_tasks_and_asks_for_what_it_needs() -> None:
-    assert run("--list").split() == sorted(NAMES)
-    with pytest.raises(TadError, match="needs --model and --tasks"):
-        run("--tasks", "tad_gsm8k")
-    with pytest.raises(TadError, match="--gen"):
-        run("--model", "nano-llada", "--tasks", "tad_gsm8k", "--gen", "x")

@@ -31,9 +31,8 @@ GROUPS = {
         "regrade",
         "tasks",
         "grade",
-        "lm-eval",
     ),
-    "Other checkpoints": ("convert", "export", "push"),
+    "Other checkpoints": ("convert", "export"),
     "Laboratory": (),
 }
 _START = """\
@@ -74,7 +73,7 @@ app = typer.Typer(
 
 # In the order `tad --help` lists them: a module, and its functions that are commands.
 COMMANDS = {
-    "models": ("info", "export", "push", "demo"),
+    "models": ("info", "export", "demo"),
     "decode": ("generate",),
     "decoders": ("decoders",),
     "tasks": ("tasks", "grade"),
@@ -83,13 +82,12 @@ COMMANDS = {
     "train": ("convert", "distill"),
     "evaluate": ("evaluate", "regrade", "points", "compare"),
     "throughput": ("throughput",),
-    "harness": ("lm_eval",),
     "run": ("init", "run"),
     "report": ("report",),
     "serve": ("serve",),
     "chat": ("chat",),
 }
-_VERBS = {"evaluate": "eval", "lm_eval": "lm-eval"}  # where a command is not called like its function
+_VERBS = {"evaluate": "eval"}  # where a command is not called like its function
 
 for _module, _functions in COMMANDS.items():
     for _name in _functions:

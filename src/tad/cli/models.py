@@ -1,4 +1,4 @@
-"""`tad info`, `tad export`, `tad push`, `tad demo`."""
+"""`tad info`, `tad export`, `tad demo`."""
 
 from __future__ import annotations
 
@@ -57,21 +57,6 @@ def export(
     options.quieten()
     target = write(model, out, adapter, dtype, max_shard_size, overwrite)
     typer.echo(f"wrote {target}")
-
-
-def push(
-    folder: Annotated[
-        Path, typer.Argument(help="An adapter, a model, or the directory of a `tad distill` run.")
-    ],
-    repo: Annotated[str, typer.Argument(help="owner/name on the hub; made if it is not there.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str | None, typer.Option(help="A branch (default: main).")] = None,
-    message: Annotated[str, typer.Option(help="Of the commit.")] = "",
-) -> None:
-    """Upload an adapter or a model, with its card, to the Hugging Face hub (login: `hf auth login` or HF_TOKEN)."""
-    from tad.models.push import push as upload
-
-    typer.echo(f"pushed: {upload(folder, repo, private, revision, message)}")
 
 
 def demo(

@@ -6,9 +6,25 @@ For releases of the harness that do not look for plugins themselves.
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 
+from tad.errors import MissingExtraError, TadError
 from tad.evaluation.lm_eval import TASKS
-from tad.evaluation.lm_eval.harness import check_harness
+
+NEEDED = (0, 4, 13)
+
+
+def check_harness() -> str:
+    """The installed version of the harness; raise where it is missing or too old."""
+    wanted = ".".join(map(str, NEEDED))
+    try:
+        version = metadata.version("lm_eval")
+    except metadata.PackageNotFoundError:
+        raise MissingExtraError(f"lm-evaluation-harness (lm-eval >= {wanted})", "eval") from None
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if numbers < NEEDED:
+        raise TadError(f"lm-evaluation-harness {version} is too old; pip install 'lm-eval>={wanted}'")
+    return version
 
 
 def main() -> None:
