@@ -287,11 +287,11 @@ def test_examples_come_with_nano_models_only(
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": []}, "tools"),
+        ({"toolz": []}, "toolz"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "12"}, "max_tokens"),
         ({"max_tokens": 100_000}, "max_tokens"),
@@ -526,3 +526,34 @@ def test_metrics_count_what_happened(server: Live) -> None:
     assert grew('tad_requests_total{route="/v1/chat/completions",status="200"}') == 2
     assert grew('tad_requests_total{route="/v1/chat/completions",status="400"}') == 1
     assert grew("tad_first_text_seconds_count") <= 1
+
+
+COMMON = {"tools": [{"type": "function"}], "top_k": 20, "frequency_penalty": 0.5, "reasoning_effort": None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_of_other_servers_are_ignored_and_named_in_a_header(server: Live, stream: bool) -> None:
+    client = server.client()
+    plain = client.post("/v1/chat/completions", json={**server.body(), "seed": 1})
+    assert "x-tad-ignored" not in plain.headers
+    answer = client.post(
+        "/v1/chat/completions", json={**server.body(), **COMMON, "seed": 1, "stream": stream}
+    )
+    assert answer.status_code == 200
+    assert set(answer.headers["x-tad-ignored"].split(", ")) == {"tools", "top_k", "frequency_penalty"}
+    if not stream:
+        assert answer.json()["choices"] == plain.json()["choices"]
+
+
+@pytest.mark.parametrize("field", ["tools", "top_k", "frequency_penalty"])
+def test_a_strict_server_refuses_them_by_name(plain: LM, field: str) -> None:
+    with live(plain, Settings(strict=True)) as running:
+        answer = running.client().post("/v1/chat/completions", json={**running.body(), field: COMMON[field]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+
+
+def test_a_route_that_is_not_there_names_those_that_are(server: Live) -> None:
+    answer = server.client().post("/v1/responses", json={})
+    assert answer.status_code == 404
+    assert "/v1/chat/completions" in answer.json()["error"]["message"]

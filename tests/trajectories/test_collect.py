@@ -22,7 +22,6 @@ from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import load
 from tad.tasks import Verdict, get_task
-from tad.trajectories import collect
 from tad.trajectories.collect import Collector, CollectProgress, Nobody, _by_majority
 from tad.trajectories.jsonl_format import export_rows
 from tad.trajectories.mix import list_examples
@@ -158,10 +157,7 @@ def test_a_run_that_stopped_is_continued_to_the_same_store(
     assert content(store) == content(whole)
 
 
-def test_rollouts_are_counted_inside_shards_and_a_look_comes_first(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collect, "LONG", 3)
+def test_rollouts_are_counted_inside_shards_and_a_look_comes_first(world: Path, tmp_path: Path) -> None:
     recipe = parse_recipe(CollectRecipe, values(world, keep="correct"))
     lm, heard = load(recipe.model, device="cpu"), Heard()
     store = collect_here(recipe, tmp_path / "s", lm, heard)
@@ -177,6 +173,15 @@ def test_rollouts_are_counted_inside_shards_and_a_look_comes_first(
     again = Heard()
     collect_here(recipe, tmp_path / "s", lm, again)
     assert (again.lines, again.progress) == ([], [])
+    # Every shard keeps a few wrong rollouts to be read, and nothing that the recipe drops.
+    wrong = list(store.wrong())
+    assert len(wrong) == 3 * 3 if EXAMPLES >= 9 else len(wrong) == EXAMPLES
+    assert all(one.question and one.reference and one.reason for one in wrong)
+    shown = CliRunner().invoke(
+        app, ["trajectories", str(tmp_path / "s"), "--wrong", "2"], catch_exceptions=False
+    )
+    for one, is_shown in zip(wrong, (True, True, False), strict=False):
+        assert (one.id in shown.stdout) == is_shown
 
 
 @pytest.mark.slow

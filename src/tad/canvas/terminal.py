@@ -14,7 +14,17 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from tad.canvas.text import END, FILLER, FUTURE, MASK, Spell, printable, reveal_colour, spell_pieces
+from tad.canvas.text import (
+    END,
+    FILLER,
+    FUTURE,
+    MASK,
+    Spell,
+    continues,
+    printable,
+    reveal_colour,
+    spell_pieces,
+)
 from tad.decoding import Decoded, Step
 
 _DIM = Style(dim=True)
@@ -53,7 +63,8 @@ class Canvas:
         count = self.length // self.block
         numbers = len(str(count))
         inner = max(10, width - numbers - 3)
-        rows = [self._draw_block(block) for block in range(count)]
+        starts = self._starts(count)
+        rows = [self._draw_block(block, starts[block], starts[block + 1]) for block in range(count)]
         grid = Table.grid(padding=(0, 1))
         grid.add_column(justify="right", no_wrap=True, width=numbers)
         grid.add_column(no_wrap=True, width=1)
@@ -84,9 +95,21 @@ class Canvas:
             room -= heights[first]
         return first, end
 
-    def _draw_block(self, block: int) -> Text:
+    def _starts(self, count: int) -> list[int]:
+        """Where the rows of the blocks begin: at their first position, or behind the end of a number or word that the block
+        before began."""
+        pieces = spell_pieces(self.tokens, self._spell, self._ends)
+        found = []
+        for start in range(0, self.length, self.block):
+            end = min(start + self.block, self.length)
+            while 0 < start < end and continues(pieces[start - 1], pieces[start]):
+                start += 1
+            found.append(start)
+        return [*found[:count], self.length]
+
+    def _draw_block(self, block: int, start: int, end: int) -> Text:
         text = Text(overflow="fold")
-        positions = range(block * self.block, (block + 1) * self.block)
+        positions = range(start, end)
         mine = [self.tokens[position] for position in positions]
         for position, token, piece in zip(
             positions, mine, spell_pieces(mine, self._spell, self._ends), strict=True

@@ -37,6 +37,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ODD for c in text.expandtabs(4))
 
 
+def continues(before: str, piece: str) -> bool:
+    """Whether a piece goes on with the number or word of the piece before it, so that no line ends between them."""
+    return before[-1:].isalnum() and piece[:1].isalnum()
+
+
 def spell_pieces(tokens: Sequence[int | None], spell: Spell, ends: Sequence[int]) -> list[str]:
     """The text of each position; nothing for masks and ends. A character may be spread over up to four byte tokens: it stands
     with the last of them."""

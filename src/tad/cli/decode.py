@@ -75,14 +75,14 @@ def generate(
     job = _Job(lm, chosen, length, seed, as_ids=ids is not None, model=model, adapter=adapter)
     terminal = sys.stdout.isatty()
     if terminal and live and not as_json and len(questions) == 1:
-        job.show_live(encoded[0], svg)
+        job.show_live(encoded[0], svg, questions[0])
         return
     results = job.run(questions, encoded, batch_size)
     if not terminal and len(questions) > 1:  # the answers go somewhere else
         results = Progress().over(results, len(questions))
     for number, (question, answer) in enumerate(results):
         if svg is not None:
-            job.draw(answer, svg)
+            job.draw(answer, svg, question)
         if as_json:
             typer.echo(json.dumps(job.as_record(question, answer), ensure_ascii=False))
             continue
@@ -166,7 +166,7 @@ class _Job:
 
         return generate(self.lm, prompts, self.decoder, self.gen_length, self.seed, on_step=on_step)
 
-    def show_live(self, encoded: list[int], svg: Path | None) -> None:
+    def show_live(self, encoded: list[int], svg: Path | None, question: Question) -> None:
         from rich.console import Console
 
         from tad.canvas.terminal import Canvas, LiveCanvas
@@ -180,14 +180,16 @@ class _Job:
             canvas.finish(answer.decoded)
         _print_answer(console, printable(self.spell_answer(answer)), summary(answer))
         if svg is not None:
-            self.draw(answer, svg)
+            self.draw(answer, svg, question)
 
-    def draw(self, answer: Generation, path: Path) -> None:
+    def draw(self, answer: Generation, path: Path, question: Question) -> None:
         from tad.canvas.svg import draw_svg
         from tad.files import write_whole
 
         adapter = f" with {self.adapter}" if self.adapter else ""
-        write_whole(path, draw_svg(answer.decoded, self.spell, f"{self.model}{adapter}, {self.decoder.name}"))
+        asked = question.prompt if isinstance(question.prompt, str) and question.ids is None else ""
+        title = f"{self.model}{adapter}, {self.decoder.name}"
+        write_whole(path, draw_svg(answer.decoded, self.spell, title, question=asked))
 
     def spell(self, ids: list[int]) -> str:
         """Ids as they are shown on the canvas."""

@@ -44,6 +44,10 @@ def serve(
     ] = None,
     connections: Annotated[int, typer.Option(min=1, help="Open connections at once.")] = 512,
     body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request.")] = 2**20,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse fields that are ignored otherwise (tools, top_k, penalties)."),
+    ] = False,
     request_log: Annotated[
         bool, typer.Option("--request-log/--no-request-log", help="A line per request, without its text.")
     ] = True,
@@ -78,6 +82,7 @@ def serve(
         max_tokens=max_tokens,
         connections=connections,
         body_bytes=body_bytes,
+        strict=strict,
         request_log=request_log,
         grace=grace,
         key=key,

@@ -99,6 +99,9 @@ def trajectories(
     folder: options.Store,
     show: Annotated[str | None, typer.Option(help="Draw one trajectory; needs --model for text.")] = None,
     model: options.ModelOption = None,
+    wrong: Annotated[
+        int, typer.Option(min=0, help="Print so many wrong rollouts: question, reference, text, reason.")
+    ] = 0,
     animate: Annotated[bool, typer.Option("--animate", help="With --show: step by step.")] = False,
     export: Annotated[
         Path | None,
@@ -124,7 +127,9 @@ def trajectories(
         typer.echo("\n".join(describe_store(store)))
         return
     store = TrajectoryStore.open(folder)
-    if show is not None:
+    if wrong:
+        _show_wrong(store, wrong)
+    elif show is not None:
         _show(store.find(show), store, _load_words(model) if model else None, animate)
     elif export is not None:
         if model is None:
@@ -231,6 +236,21 @@ def _show(row: Trajectory, store: TrajectoryStore, lm: LM | None, animate: bool)
         console.print(canvas.draw(console.width))
     verdict = row.reason if row.correct is None else f"{'correct' if row.correct else 'wrong'}: {row.reason}"
     console.print(f"{verdict}; {row.n_real} steps, then end filler", markup=False)
+
+
+def _show_wrong(store: TrajectoryStore, most: int) -> None:
+    from itertools import islice
+
+    from tad.canvas.text import printable
+
+    found = list(islice(store.wrong(), most))
+    if not found:
+        typer.echo(f"{store.folder}: no wrong rollout is kept here")
+    for one in found:
+        typer.secho(f"{one.id}: {one.reason}", bold=True)
+        for name, text in (("question", one.question), ("reference", one.reference), ("answer", one.text)):
+            typer.echo(f"  {name}: {printable(text).rstrip()}")
+        typer.echo()
 
 
 def _export(store: TrajectoryStore, path: Path, lm: LM, data_dir: str | None) -> None:

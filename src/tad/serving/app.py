@@ -29,6 +29,7 @@ from tad.serving.settings import Settings
 from tad.serving.stream import Answer, EventStream, Listener
 from tad.serving.validation import RequestValidator
 
+IGNORED_HEADER = "x-tad-ignored"
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
@@ -62,7 +63,7 @@ def create_app(lm: LM, settings: Settings | None = None) -> FastAPI:
     )
     app.state.engine, app.state.settings, app.state.validator = engine, settings, validator
     _add_errors(app)
-    _add_api(app, validator, engine, metrics)
+    _add_api(app, validator, engine, metrics, settings)
     _add_page(app)
 
     @app.get("/health")
@@ -83,11 +84,24 @@ def create_app(lm: LM, settings: Settings | None = None) -> FastAPI:
     return app
 
 
-def _add_api(app: FastAPI, validator: RequestValidator, engine: Engine, metrics: Metrics) -> None:
+def _name_ignored(body: ChatRequest | CompletionRequest, settings: Settings) -> dict[str, str]:
+    """A header with the fields that change nothing here; a strict server refuses them."""
+    if not body.ignored:
+        return {}
+    if settings.strict:
+        name = body.ignored[0]
+        raise ApiError(400, f"field '{name}' is not supported; leave it out, or start without --strict", name)
+    return {IGNORED_HEADER: ", ".join(body.ignored)}
+
+
+def _add_api(
+    app: FastAPI, validator: RequestValidator, engine: Engine, metrics: Metrics, settings: Settings
+) -> None:
     card = model_card(validator)
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         """Decode, and answer with one object or a stream. The status is decided when decoding begins."""
+        headers = _name_ignored(body, settings)
         jobs = await run_sync(validator.jobs, body)
         answer = Answer(validator, body, jobs)
         listener = Listener(engine, request.receive)
@@ -105,10 +119,12 @@ def _add_api(app: FastAPI, validator: RequestValidator, engine: Engine, metrics:
                     raise ApiError(500 if event.cause == "internal" else 503, event.message, code=event.cause)
                 if isinstance(event, Begun) and body.stream:
                     streaming = True
-                    return EventStream(answer.chunks(listener, found, metrics.first_text.observe), done)
+                    return EventStream(
+                        answer.chunks(listener, found, metrics.first_text.observe), done, headers
+                    )
                 answer.take(number, event)
                 if listener.over:
-                    return JSONResponse(answer.whole())
+                    return JSONResponse(answer.whole(), headers=headers)
             return Response(status_code=499)  # the client has gone: nobody reads this but the metrics
         except RefusedError as error:
             status = 429 if error.cause == "full" else 503
@@ -161,9 +177,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        return JSONResponse(
-            error_body(error.status_code, str(error.detail)), error.status_code, error.headers
-        )
+        said = str(error.detail)
+        if error.status_code == 404:
+            said = f"no route {request.method} {request.url.path}; this server has /v1/chat/completions, /v1/completions and /v1/models"
+        return JSONResponse(error_body(error.status_code, said), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:

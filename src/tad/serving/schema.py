@@ -1,10 +1,32 @@
-"""Requests of the API, field by field. Unknown fields and wrong types are refused, nothing is converted."""
+"""Requests of the API, field by field. Wrong types and unknown fields are refused, nothing is converted. Fields that clients
+of other servers often send, and that mean nothing here, are set aside: an answer names them, or a strict server refuses them."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+from typing_extensions import Self
+
+# Of OpenAI's API, then of other servers that speak it.
+IGNORED = frozenset(
+    {
+        *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "reasoning_effort", "reasoning"),
+        *("verbosity", "modalities", "audio", "prediction", "web_search_options", "prompt_cache_retention"),
+        *("top_k", "min_p", "top_a", "typical_p", "tfs_z", "repetition_penalty", "repeat_penalty", "repeat_last_n"),
+        *("mirostat", "mirostat_eta", "mirostat_tau", "length_penalty", "min_tokens", "ignore_eos", "use_beam_search"),
+        *("cache_prompt", "keep_alive", "options", "chat_template_kwargs", "skip_special_tokens", "provider", "plugins"),
+    }
+)  # fmt: skip
+_PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
 def _check_text(text: str) -> str:
@@ -72,11 +94,28 @@ class GenerationRequest(_Request):
     threshold: Annotated[float, Field(ge=0)] | None = None
     adapter: bool | None = None
     reveals: bool | None = None
-    # Of OpenAI's: these change nothing at the values that are accepted.
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    # Of OpenAI's: these change nothing.
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     user: Text | None = None
+
+    _aside: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _set_aside(cls, fields: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(fields, dict):
+            return handler(fields)
+        aside = tuple(name for name, value in fields.items() if name in IGNORED and value is not None)
+        found = handler({name: value for name, value in fields.items() if name not in aside})
+        found._aside = aside
+        return found
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields that were sent and change nothing, though their sender may think so."""
+        return (*self._aside, *(name for name in _PENALTIES if getattr(self, name)))
 
     @property
     def limit(self) -> int | None:

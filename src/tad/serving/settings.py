@@ -27,4 +27,5 @@ class Settings:
     key: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()  # names in the Host header that are accepted besides this machine's own
     public: bool = False  # others can reach the address: any address may then stand in the Host header
+    strict: bool = False  # refuse fields that would be ignored
     request_log: bool = False  # a line per request on standard error

@@ -22,7 +22,7 @@ from tad.errors import TadError
 from tad.models import LM
 from tad.tasks import Verdict
 from tad.trajectories.fingerprint import row_seed
-from tad.trajectories.grading import count_verdicts, judge, read_text
+from tad.trajectories.grading import count_verdicts, describe_wrong, judge, read_text
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
@@ -30,8 +30,7 @@ from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 UNSURE = 0.5  # the teacher's confidence below which a reveal is reported
-PREVIEW = 8  # questions that are looked at before a collection, where it has more than `LONG`
-LONG = 32
+PREVIEW = 8  # questions that are looked at before a collection
 _SHOWN = 3  # wrong texts that a warning has
 
 
@@ -234,6 +233,14 @@ class Collector:
             unaided=unaided,
             failed=sum(len(request.failed) for request, _ in rollouts),
             failed_steps=sum(sum(request.failed) for request, _ in rollouts),
+            wrong=describe_wrong(
+                self.lm,
+                (
+                    (_name(request), request.item, rollout.tokens, verdict)
+                    for (request, rollout), verdict in zip(rollouts, verdicts, strict=True)
+                    if rollout is not None
+                ),
+            ),
         )
         return rows, count_verdicts(stats, judged)
 
@@ -377,7 +384,7 @@ def fill(
     a few questions, and a call that kept fewer than half ends with a warning, and with that look where there was none."""
     told = listener or Nobody()
     total, made = collector.count(shards), list[ShardStats]()
-    done, looked = 0, total > LONG and 0 in shards
+    done, looked = 0, 0 in shards
     if looked and (found := collector.preview()) is not None:
         for line in found.describe():
             told.say(line)
@@ -427,10 +434,14 @@ def _by_majority(item: Item, verdict: Verdict) -> Verdict:
     )
 
 
+def _name(request: RolloutRequest) -> str:
+    return f"{request.item.example.id}#{request.sample}"
+
+
 def _trajectory(request: RolloutRequest, rollout: Rollout, verdict: Verdict | None) -> Trajectory:
     example = request.item.example
     return Trajectory(
-        id=f"{example.id}#{request.sample}",
+        id=_name(request),
         task=request.item.task.name,
         example=example.id,
         sample=request.sample,

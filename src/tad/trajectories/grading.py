@@ -18,8 +18,9 @@ from tad.trajectories.fingerprint import fingerprint_tokenizer
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids
 from tad.trajectories.recipe import CollectRecipe
-from tad.trajectories.store import META, ShardStats, Trajectory, TrajectoryStore
+from tad.trajectories.store import META, WRONG_KEPT, ShardStats, Trajectory, TrajectoryStore, choose_wrong
 
+_CHARACTERS = 2000  # of a text that is kept to be read
 _REASONS = 20  # that a shard counts
 
 
@@ -40,6 +41,23 @@ def judge(lm: LM, answers: Sequence[tuple[Item, Sequence[int]]], workers: int | 
         pairs = [(answers[i][0].example, read_text(lm, *answers[i])) for i in indices]
         found |= zip(indices, task.grade_many(pairs, workers), strict=True)
     return [found[i] for i in range(len(answers))]
+
+
+def describe_wrong(
+    lm: LM, answers: Iterable[tuple[str, Item, Sequence[int], Verdict | None]]
+) -> list[dict[str, str]]:
+    """Wrong rollouts as a shard keeps them, from ids, items, tokens and verdicts."""
+    found = [one for one in answers if one[3] is not None and not one[3].correct]
+    return [
+        {
+            "id": name,
+            "question": item.example.question[:_CHARACTERS],
+            "reference": str(item.task.reference(item.example) or item.example.answer)[:_CHARACTERS],
+            "text": read_text(lm, item, tokens)[:_CHARACTERS],
+            "reason": verdict.reason if verdict is not None else "",
+        }
+        for name, item, tokens, verdict in sorted(found, key=lambda one: one[0])[:WRONG_KEPT]
+    ]
 
 
 def count_verdicts(stats: ShardStats, verdicts: Iterable[tuple[str, Verdict]]) -> ShardStats:
@@ -110,6 +128,11 @@ def _grade_shard(
             rows[i], correct=verdict.correct, reason=verdict.reason, extracted=verdict.extracted
         )
     kept = [row for row in rows if row.correct is not False or recipe.keep == "all"]
-    stats = replace(stats, kept=len(kept), ungraded=stats.ungraded - len(waiting), pending=0)
+    judged = [
+        (rows[i].id, item, rows[i].tokens, verdict)
+        for (i, item), verdict in zip(waiting.items(), verdicts, strict=True)
+    ]
+    wrong = choose_wrong([*stats.wrong, *describe_wrong(lm, judged)])
+    stats = replace(stats, kept=len(kept), ungraded=stats.ungraded - len(waiting), pending=0, wrong=wrong)
     named = [(item.task.name, verdict) for item, verdict in zip(waiting.values(), verdicts, strict=True)]
     return kept, count_verdicts(stats, named)

@@ -25,6 +25,7 @@ from tad.models import LM
 from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, stored_mask
 
 SCHEMA_VERSION = 2
+WRONG_KEPT = 3  # wrong rollouts of a shard
 META = "store.json"
 _WHAT, _COMMAND = "trajectory store", "tad collect"
 
@@ -135,6 +136,25 @@ class ShardStats:
     unaided: int = 0  # of the attempted, those without a reference where it is shown where needed only
     failed: int = 0  # rollouts before these that were wrong without it
     failed_steps: int = 0
+    wrong: list[dict[str, str]] = field(
+        default_factory=list
+    )  # a few wrong rollouts, to be read: `WrongRollout`
+
+
+@dataclass(frozen=True)
+class WrongRollout:
+    """A rollout that was graded wrong, as text. A shard keeps a few."""
+
+    id: str
+    question: str
+    reference: str
+    text: str
+    reason: str
+
+
+def choose_wrong(found: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Those with the first ids, whatever the order in which they were graded."""
+    return sorted(found, key=lambda one: one["id"])[:WRONG_KEPT]
 
 
 class UngradedError(TadError):
@@ -239,6 +259,12 @@ class TrajectoryStore:
                 f"{self.folder}: {waiting} rollouts wait for a verdict (graded: later); run 'tad regrade {self.folder} "
                 "--model MODEL' where there is a sandbox"
             )
+
+    def wrong(self) -> Iterator[WrongRollout]:
+        """The wrong rollouts that shards have kept to be read."""
+        for _, stats in self.shards():
+            for values in stats.wrong:
+                yield WrongRollout(**values)
 
     def table(self) -> pa.Table:
         """All rows that are there, in order."""

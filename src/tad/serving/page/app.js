@@ -318,9 +318,12 @@ function setSides(compare) {
   $("compare").checked = compare;
 }
 
-/** What the first side is best compared with: the base of a student, else one token at a time, else the next decoder. */
+/** What the first side is best compared with: the base one token at a time, of a base its student, else the next decoder. */
 function contrast(first) {
-  if (page.card.tad.adapter !== null) return { ...first, adapter: !first.adapter };
+  const slow = page.card.tad.decoders.some(({ name }) => name === "one-by-one") ? "one-by-one" : first.decoder;
+  if (page.card.tad.adapter !== null) {
+    return first.adapter ? { decoder: slow, adapter: false } : { decoder: page.card.tad.decoder, adapter: true };
+  }
   const others = page.card.tad.decoders.map(({ name }) => name).filter((name) => name !== first.decoder);
   return { decoder: others.includes("one-by-one") ? "one-by-one" : (others[0] ?? first.decoder) };
 }
