@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -45,7 +46,7 @@ def rows(tokens: list[int | None]) -> list[str]:
 def test_rows_hold_every_position_once_and_end_between_words(tokens: list[int | None]) -> None:
     drawn = rows(tokens)
     assert "".join(drawn) == "".join(MASK if token is None else PIECES[token] for token in tokens)
-    for number, (one, after) in enumerate(zip(drawn, drawn[1:], strict=False)):
+    for number, (one, after) in enumerate(pairwise(drawn)):
         if one[-1:].isalnum() and after[:1].isalnum():  # only where the whole block is one word
             block = tokens[(number + 1) * BLOCK : (number + 2) * BLOCK]
             assert all(token is not None and PIECES[token].isalnum() for token in block)
@@ -65,8 +66,7 @@ def test_a_picture_breaks_lines_between_words_and_has_the_question(columns: int)
     lines: dict[str, str] = {}
     for y, text in placed:
         lines[y] = lines.get(y, "") + text
-    words = " ".join(lines.values()).split()
-    assert "412" in "".join(words) and any("412" in line for line in lines.values())
+    assert any("412" in line for line in lines.values())
     assert any("433" in line for line in lines.values())
     assert "&lt;why&gt;" in drawn
     assert "<why>" not in drawn
