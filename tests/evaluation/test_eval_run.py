@@ -17,12 +17,14 @@ import pytest
 import torch
 from eval_world import EXAMPLES, content, recipe_of
 from lm_eval_setup import tiny_lm
+from tests.tiny_autoregressive import write_autoregressive
 
 from tad.decoding import decode
 from tad.errors import TadError
 from tad.evaluation import EvalRecipe, Results, evaluate, list_tasks, regrade
 from tad.evaluation import run as run_module
 from tad.evaluation.row import UNFIT
+from tad.evaluation.tables import show_summary
 from tad.evaluation.workers import evaluate_with_ray
 from tad.models import DREAM, LLADA, LM, load
 from tad.tasks import Example
@@ -417,3 +419,25 @@ def test_rows_are_not_added_while_another_process_puts_them_together(
             assert not list((tmp_path / "run").glob("part-*"))
         adding.join(5)
         assert list((tmp_path / "run").glob("part-*"))
+
+
+def test_rows_and_summary_count_what_became_of_drafts(world: Path, tmp_path: Path) -> None:
+    folder = write_autoregressive(tmp_path / "model", "llama", 2, 6)
+    lm = load(folder, device="cpu")
+    with torch.no_grad():  # embeddings that have much in common, so that some drafts are right
+        embedding = lm.model.embedding().weight
+        common = torch.randn(embedding.shape[1], generator=torch.Generator().manual_seed(1))
+        embedding.mul_(0.5).add_(2 * common * embedding.std())
+    recipe = recipe_of(world, model=str(folder), decoder="verified", settings={})
+    results = evaluate(lm, recipe, tmp_path / "run")
+    rows = results.rows()
+    assert all(row.drafting is not None and row.drafting["cycles"] > 0 for row in rows)
+    summary = json.loads((results.folder / "summary.json").read_text())
+    (by_template,) = summary["tasks"].values()
+    (found,) = by_template.values()
+    drafts = found["drafts"]
+    assert drafts["accepted"] + found["forwards"] == found["tokens"]
+    assert 0 < drafts["accepted"] < drafts["drafted"]
+    assert drafts["acceptance"] == sorted(drafts["acceptance"], reverse=True)
+    assert drafts["kept_per_cycle"] == pytest.approx(found["tokens"] / drafts["cycles"])
+    assert "tokens kept per cycle" in show_summary(summary)

@@ -217,9 +217,10 @@ class VerifiedBatch:
         without the last mask's of each. And how many tokens of each group are proposed."""
         masks, device = self.masks, self.model.device
         cleans = [row.clean for row in rows]
-        widest, most = max(map(len, cleans)), max(map(len, groups))
+        most = max(map(len, groups))
         frontier = max(len(row.known) + len(row.draft) for row in rows)  # groups are stored behind it
-        width, length = widest + most * masks, frontier + most * masks
+        width = max(len(clean) + len(ends) * masks for clean, ends in zip(cleans, groups, strict=True))
+        length = frontier + most * masks
         ids = torch.full((len(rows), width), self.spec.tokens.eos)
         place = torch.full((len(rows), width), -1)  # in the cache
         position = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -234,7 +235,7 @@ class VerifiedBatch:
             asked = list(range(known - 1 - row.stored, count))
             guessed = list(range(row.generated, row.generated + len(asked)))
             for group, end in enumerate(ends):
-                low, start = widest + group * masks, known + end
+                low, start = count + group * masks, known + end
                 into = slice(low, low + masks)
                 at = frontier + group * masks
                 ids[number, into] = self.spec.tokens.mask
