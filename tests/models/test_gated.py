@@ -18,6 +18,7 @@ from tad.models.checkpoint import Checkpoint
 from tad.models.conversion import FILE, Conversion, choose_mask, fingerprint_files
 from tad.models.export import export
 from tad.models.gated import gate
+from tad.models.info import describe, format_info
 from tad.models.lora import WEIGHTS
 from tad.training.objectives.module import checkpoint_layers
 from tad.training.weights import gather_weights, save_weights
@@ -221,3 +222,13 @@ def test_what_is_written_is_plain_json_about_the_parent(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "out" / FILE).read_text())
     assert said["parent"] == str(parent)
     assert list(said["parent_files"]) == ["model.safetensors"]
+
+
+def test_tad_info_names_the_adapter_on_masks(parent: Path, tmp_path: Path) -> None:
+    write_conversion(parent, tmp_path / "out")
+    facts = describe(tmp_path / "out")
+    assert facts.adapter is not None
+    assert facts.adapter.gated
+    assert "on masks only" in format_info(facts)
+    with pytest.raises(TadError, match="has its own adapter"):
+        describe(tmp_path / "out", adapter=tmp_path / "out")

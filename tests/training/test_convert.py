@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -320,3 +321,28 @@ def test_a_run_that_is_interrupted_or_killed_goes_on_to_the_same_weights(
     if not (out / FILE).exists():
         assert subprocess.run([*words, "--quiet", "--resume"], check=False).returncode == 0
     assert same_weights(converted, out, WEIGHTS)
+
+
+def test_bad_input_leaves_nothing_behind(world: Path, tmp_path: Path) -> None:
+    with pytest.raises(TadError, match="no such file"):
+        convert(recipe(world, data=[{"source": "missing.jsonl"}]), tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "TAD_GGUF" not in os.environ, reason="needs TAD_GGUF, the path of a GGUF file such as SmolLM2-135M's"
+)
+def test_a_real_model_from_a_gguf_file_is_converted_and_nothing_is_lost(world: Path, tmp_path: Path) -> None:
+    parent = os.environ["TAD_GGUF"]
+    values = recipe(
+        world, model=parent, learning={"lr": 1e-3, "steps": 20}, adapter={"rank": 8}, precision="bf16"
+    )
+    assert convert(values, tmp_path / "out", quiet=True).finished
+    losses = [line["loss_near"] for line in read_log(tmp_path / "out" / RUN, "loss_near")]
+    assert losses[-1] < losses[0]
+    lm, before = tad.load(tmp_path / "out", dtype="fp32"), tad.load(parent, dtype="fp32")
+    questions = ["What is 3 plus 4?", "Name a colour."]
+    wanted = tad.generate(before, questions, gen_length=16)
+    drafted = tad.generate(lm, questions, decoder="verified", gen_length=16)
+    assert [answer.text for answer in drafted] == [answer.text for answer in wanted]

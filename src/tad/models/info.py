@@ -31,6 +31,7 @@ class AdapterInfo:
     rank: int
     alpha: float
     parameters: int
+    gated: bool = False  # it acts on masks only, and the rest is the parent
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ def describe(
         checkpoint = Checkpoint.open(locate(source, revision))
     if local:
         checkpoint.verify()
+    converted = checkpoint.conversion
+    if converted is not None and adapter is not None:
+        raise TadError(f"{source}: a converted model has its own adapter; leave out --adapter")
     tokenizer = load_tokenizer(checkpoint)
     return _describe(
         str(source),
@@ -78,8 +82,9 @@ def describe(
         checkpoint.dtype,
         read_special_tokens(checkpoint, tokenizer),
         None if tokenizer is None else f"{type(tokenizer).__name__}, {len(tokenizer)} tokens",
-        adapter,
+        adapter if converted is None else converted.folder,
         length,
+        gated=converted is not None,
     )
 
 
@@ -100,6 +105,7 @@ def _describe(
     tokenizer: str | None,
     adapter: str | Path | None,
     length: int | None,
+    gated: bool = False,
 ) -> ModelInfo:
     shape = model.shape
     if length is None:
@@ -108,8 +114,8 @@ def _describe(
         raise TadError(f"length {length} is outside the model's context (1 to {shape.context})")
     found = None
     if adapter is not None:
-        _, config, size = lora.verify_adapter(adapter, model, family)
-        found = AdapterInfo(str(adapter), config.r, float(config.lora_alpha), size)
+        _, config, size = lora.verify_adapter(adapter, model, family, gated)
+        found = AdapterInfo(str(adapter), config.r, float(config.lora_alpha), size, gated)
     return ModelInfo(
         source=source,
         family=family.name,
@@ -156,7 +162,8 @@ def format_info(facts: ModelInfo) -> str:
         "LoRA targets": ", ".join(facts.lora_targets),
         "adapter": "none"
         if adapter is None
-        else f"{adapter.source} (rank {adapter.rank}, alpha {adapter.alpha:g}, {adapter.parameters:,} parameters)",
+        else f"{adapter.source} (rank {adapter.rank}, alpha {adapter.alpha:g}, {adapter.parameters:,} parameters)"
+        + (", on masks only" if adapter.gated else ""),
         **_next_step(shape.blocks, facts.source),
         f"forward of {cost.length}": f"{_scaled(cost.flops)}FLOP; {_scaled(cost.flops_per_token)}FLOP per token,"
         f" {_scaled(cost.head_flops_per_token)}FLOP of it the head",

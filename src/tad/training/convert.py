@@ -106,9 +106,10 @@ def convert(
     if resume and minutes is not None:
         recipe = with_steps(recipe, _planned(out / RUN))
         minutes = None
+    job = _Job(recipe, out / RUN, lm)  # bad input is refused before anything is written
     create_folder(out)
     with open_run(out / RUN, (), resume, recipe.content_hash_fields(), recipe.keep) as checkpoint:
-        return _train(recipe, out, checkpoint, minutes, stop_at, quiet, lm)
+        return _train(job, out, checkpoint, minutes, stop_at, quiet)
 
 
 def plan(recipe: ConvertRecipe, lm: LM | None = None) -> Plan:
@@ -195,16 +196,9 @@ class _Job:
 
 
 def _train(
-    recipe: ConvertRecipe,
-    out: Path,
-    checkpoint: Path | None,
-    minutes: float | None,
-    stop_at: int | None,
-    quiet: bool,
-    lm: LM | None,
+    job: _Job, out: Path, checkpoint: Path | None, minutes: float | None, stop_at: int | None, quiet: bool
 ) -> Outcome:
-    began, run = time.monotonic(), out / RUN
-    job = _Job(recipe, run, lm)
+    began, run, recipe = time.monotonic(), out / RUN, job.recipe
     if minutes is not None:
         found = job.plan()
         per_step = found.seconds / found.steps
