@@ -44,6 +44,7 @@ HOLE, MASK, SEPARATOR, END = 0, 6, 7, 8  # 1 to 5 are the symbols
 VOCAB = 16
 ORDERS = ("teacher", "left-to-right", "base")
 THRESHOLDS = {"best": (0.05, 0.1, 0.2, 0.3, 0.5, 1.0), "leftmost": (0.1, 0.3, 1.0)}
+WINDOW = 8  # the paper's quality window for LLaDA
 LEVEL = 0.5  # of confidence: the quality window ends where the curve over steps falls below it
 
 
@@ -236,7 +237,8 @@ def collect(
 
 @torch.inference_mode()
 def measure_window(base: MaskedDiffusionModel, rows: Trajectories, states: int, seed: int = 0) -> int:
-    """The last number of steps until a reveal at which the base's mean confidence, without the reference, is LEVEL or more."""
+    """The last number of steps until a reveal at which the base's mean confidence, without the reference, is LEVEL or more; the
+    paper's quality window where it is so everywhere, as it is on squares: many cells are given, and no symbol is unlikely."""
     generator = torch.Generator().manual_seed(seed)
     total, count = torch.zeros(CELLS + 1), torch.zeros(CELLS + 1)
     for _ in range(states):
@@ -250,7 +252,7 @@ def measure_window(base: MaskedDiffusionModel, rows: Trajectories, states: int, 
     curve = (total / count.clamp(min=1))[1:]
     print("confidence by steps until the reveal:", [round(x, 2) for x in curve.tolist()], flush=True)
     below = ((curve < LEVEL) & (count[1:] > 0)).nonzero()
-    return max(1, int(below[0])) if len(below) else CELLS
+    return max(1, int(below[0])) if len(below) else WINDOW
 
 
 def distil(
