@@ -25,7 +25,7 @@ from tad.training.recipe import DistillRecipe
 DISTILL = sorted(
     name
     for name in bundled_recipes()
-    if not name.startswith(("collect", "convert", "pretrain", "run-", "study-"))
+    if not name.startswith(("collect", "convert", "drafter", "pretrain", "run-", "study-"))
 )
 
 

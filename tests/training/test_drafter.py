@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import tad
 from tad.cli import app
+from tad.config import load_recipe
 from tad.errors import TadError
 from tad.models import AttentionMask, BlockLayout
 from tad.models.attention import open_block
@@ -23,6 +24,7 @@ from tad.training.convert import convert
 from tad.training.distill import distill
 from tad.training.recipe import ConvertRecipe, DistillRecipe
 from tad.trajectories.acceptance import accepted_drafts
+from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import measure_window, read_report
@@ -173,3 +175,24 @@ def test_what_does_not_go_with_a_frozen_parent_is_refused(world: Path, tmp_path:
             distill(recipe(world, **changes), tmp_path / "run", quiet=True)
     with pytest.raises(TadError, match="learns by causal-blocks"):
         distill(recipe(world, objective={"name": "tad", "window": 4}), tmp_path / "other", quiet=True)
+
+
+def test_the_bundled_recipes_are_the_documented_path(world: Path, tmp_path: Path) -> None:
+    """`collect-own`, `tad window`, `drafter`, with a small model in the place of theirs."""
+    own = load_recipe(CollectRecipe, "collect-own")
+    assert (own.order, own.privileged, own.keep) == ("left-to-right", False, "all")
+    with pytest.raises(TadError, match="has not been measured"):
+        distill(
+            load_recipe(
+                DistillRecipe,
+                "drafter",
+                [f"model={world / 'converted'}", f"trajectories=[{world / 'of-parent'}]"],
+            ),
+            tmp_path,
+        )
+    words = ["window", str(world / "of-parent"), "--model", str(world / "converted"), "--states", "2"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    small = ["batch.size=4", "batch.micro=4", "learning.steps=1", "device=cpu", "report_to=[]", "states=1"]
+    changes = [f"model={world / 'converted'}", f"trajectories=[{world / 'of-parent'}]", *small]
+    outcome = distill(load_recipe(DistillRecipe, "drafter", changes), tmp_path / "run", quiet=True)
+    assert tad.load(outcome.path).conversion is not None
