@@ -34,8 +34,8 @@ from tad.evaluation.tables import as_markdown
 from tad.models.defaults import write_defaults
 from tad.models.lora import CONFIG, WEIGHTS
 from tad.models.source import BUNDLED
+from tad.runs.record import LOG, RECORD, find_result, read_record
 from tad.tasks import Score
-from tad.training.record import LOG, RECORD, find_result, read_record
 from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import read_report
 from tad_lab.study import Study, StudyRecipe

@@ -25,8 +25,8 @@ from torch import Tensor
 
 import tad
 from tad.models import LM
+from tad.runs.record import describe_machine
 from tad.tasks import get_task
-from tad.training.record import describe_machine
 from tad.trajectories.privileged import plain_ids
 
 ORDERS = ("any order", "left to right", "parallel")

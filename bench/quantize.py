@@ -40,8 +40,8 @@ from tad.models import LM
 from tad.models.layers import place
 from tad.models.quantize import quantize, to_fp8
 from tad.models.shapes import build, shape_config
+from tad.runs.record import describe_machine
 from tad.tasks import Example, Task, get_task
-from tad.training.record import describe_machine
 from tad.trajectories.privileged import plain_ids
 
 TASKS = ("nano-word", "nano-math")

@@ -24,7 +24,7 @@ from tad.errors import TadError
 from tad.evaluation.results import META, ROWS, SUMMARY, Results, is_whole
 from tad.files import hash_file, read_lines, write_whole
 from tad.pipeline.costs import COST
-from tad.training.record import LOG, RECORD, find_result
+from tad.runs.record import LOG, RECORD, find_result
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import WINDOW

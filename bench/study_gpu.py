@@ -27,7 +27,7 @@ from tad.cli.run import ConsoleListener
 from tad.config import load_recipe
 from tad.errors import TadError
 from tad.evaluation.tables import as_markdown
-from tad.training.record import describe_machine
+from tad.runs.record import describe_machine
 from tad_lab.cli import list_states
 from tad_lab.study import Study, StudyRecipe
 from tad_lab.study.cells import Cell

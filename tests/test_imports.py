@@ -12,7 +12,17 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-ROOMS = ("models", "tasks", "decoding", "trajectories", "training", "evaluation", "pipeline", "serving")
+ROOMS = (
+    "models",
+    "runs",
+    "tasks",
+    "decoding",
+    "trajectories",
+    "training",
+    "evaluation",
+    "pipeline",
+    "serving",
+)
 
 
 def module_name(path: Path) -> str:

@@ -80,7 +80,7 @@ def decode_claim(name: str) -> Made:
     from tad.evaluation.questions import Questions
     from tad.evaluation.recipe import EvalRecipe, list_tasks
     from tad.evaluation.run import Identity, Runner
-    from tad.tasks.selection import short_digest
+    from tad.runs.fingerprint import short_digest
 
     torch.set_num_threads(1)
     claim = CLAIMS[name]

@@ -12,7 +12,7 @@ from tad.decoding import get_decoder
 from tad.decoding.decoders import describe, parameters
 from tad.evaluation import Results
 from tad.evaluation.results import RunMeta
-from tad.training.record import write_record
+from tad.runs.record import write_record
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "analysis.json").read_text())
 TASKS, N = ("word", "math"), 30

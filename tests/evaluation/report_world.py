@@ -16,11 +16,11 @@ from tad.decoding.decoders import describe, parameters
 from tad.evaluation import Results, Row
 from tad.evaluation.results import RunMeta
 from tad.models import LM, load
+from tad.runs.fingerprint import fingerprint_tokenizer
+from tad.runs.record import write_record
 from tad.tasks import Verdict
 from tad.training.recipe import DistillRecipe
-from tad.training.record import write_record
 from tad.training.trainer import StepLog
-from tad.trajectories.fingerprint import fingerprint_tokenizer
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport, write_report
 

@@ -25,7 +25,7 @@ from tad.errors import TadError
 from tad.evaluation import Results
 from tad.evaluation.methods import read_outcomes
 from tad.evaluation.report.gather import gather
-from tad.training.record import read_record
+from tad.runs.record import read_record
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport, write_report
 from tad_lab.study import Study

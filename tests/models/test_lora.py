@@ -174,7 +174,7 @@ def test_a_merged_adapter_decodes_to_the_same_tokens_with_the_engine(tmp_path: P
 @pytest.mark.parametrize(("kind", "error"), [("fp8", 0.2), ("int8", 0.05), ("int4", 0.3)])
 def test_loading_smaller_weights_merges_and_quantizes(tmp_path: Path, kind: Any, error: float) -> None:
     from tad.models.quantize import KINDS
-    from tad.trajectories.fingerprint import fingerprint_model
+    from tad.runs.fingerprint import fingerprint_model
 
     lm = adapted(tmp_path / "base", "dream")
     lm.peft.save_pretrained(str(tmp_path / "adapter"))

@@ -26,8 +26,8 @@ from tad.models import find_defaults
 from tad.pipeline import Chain
 from tad.pipeline.pool import ModelPool
 from tad.pipeline.recipe import RunRecipe, lay_over
+from tad.runs.record import last_call, read_record
 from tad.training.distill import distill
-from tad.training.record import last_call, read_record
 from tad.trajectories.store import Trajectory, TrajectoryStore
 from tad.trajectories.window import Decay, Window, WindowReport, explain_windows, read_report
 from tad.trajectories.window import write_report as write_window

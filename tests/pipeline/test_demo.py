@@ -19,8 +19,8 @@ from tad.models.lora import CONFIG
 from tad.models.source import BUNDLED
 from tad.pipeline import RunRecipe, demo
 from tad.pipeline.listener import Silent
+from tad.runs.fingerprint import fingerprint_model
 from tad.training.recipe import DistillRecipe
-from tad.trajectories.fingerprint import fingerprint_model
 from tad.trajectories.recipe import CollectRecipe
 from tad_lab.study import Study, StudyRecipe
 

@@ -15,7 +15,7 @@ from tad.errors import TadError
 from tad.evaluation import Results
 from tad.models import DREAM, LLADA, Family
 from tad.pipeline import Chain, RunRecipe
-from tad.training.record import last_call, read_record
+from tad.runs.record import last_call, read_record
 from tad.trajectories.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox]

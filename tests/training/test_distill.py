@@ -119,7 +119,7 @@ def test_resuming_continues_with_another_micro_batch_but_not_with_what_decides_t
     other = write_store(tmp_path / "other", tad.load(world / "base", device="cpu"), 24, seed=5)
     write_window(other, "speed", 4)
     for changes, field in (
-        ({"learning": {"lr": 1e-3, "steps": 6}}, "learning="),
+        ({"learning": {"lr": 1e-3, "steps": 6}}, r"learning\.lr="),
         ({"trajectories": [str(other)]}, "trajectories"),
     ):
         with pytest.raises(TadError, match=f"checkpoint-2: .*{field}"):

@@ -17,11 +17,11 @@ from tad.models import LLaDAConfig
 from tad.models.lora import attach
 from tad.models.quantize import fp8_linear, to_fp8
 from tad.models.shapes import build
+from tad.runs.fingerprint import fingerprint_model
 from tad.training.distill import build_module, build_objective, distill
 from tad.training.fp8_base import Fp8BaseLinear, fp8_buffers, quantize_base, restore_base
 from tad.training.objectives.module import adapters_off, checkpoint_layers
 from tad.training.weights import detach
-from tad.trajectories.fingerprint import fingerprint_model
 
 WEIGHTS = "adapter_model.safetensors"
 IDS = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -11,8 +11,8 @@ from tiny_store import recipe, same_weights, write_store
 
 import tad
 from tad.errors import TadError
+from tad.runs.fingerprint import fingerprint_model
 from tad.training.distill import distill
-from tad.trajectories.fingerprint import fingerprint_model
 
 
 @pytest.fixture(scope="module")

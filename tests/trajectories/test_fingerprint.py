@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tad.models import LM
-from tad.trajectories.fingerprint import fingerprint_model
+from tad.runs.fingerprint import fingerprint_model
 
 
 def weights(size: int) -> Any:

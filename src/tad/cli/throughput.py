@@ -50,7 +50,7 @@ def throughput(
     from tad.evaluation.sweep import FIRST
     from tad.evaluation.throughput import show_speeds
     from tad.models import find_defaults
-    from tad.training.record import describe_machine
+    from tad.runs.record import describe_machine
 
     defaults = find_defaults(model)
     texts, length = method or [f"base,{defaults.decoder}"], gen_length or defaults.gen_length

@@ -166,7 +166,7 @@ def window(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how the student's confidence decays with the steps until a reveal, and choose the two windows."""
-    from tad.trajectories.fingerprint import fingerprint_model
+    from tad.runs.fingerprint import fingerprint_model
     from tad.trajectories.recipe import WindowSection
     from tad.trajectories.store import TrajectoryStore
     from tad.trajectories.window import explain_windows, keep_better_window, measure_window, show_decay

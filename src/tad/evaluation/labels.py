@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tad.evaluation.results import RunMeta
-from tad.tasks.selection import short_digest
-from tad.training.record import ADAPTER, MODEL, last_call, read_record
+from tad.runs.fingerprint import short_digest
+from tad.runs.record import ADAPTER, MODEL, last_call, read_record
 
 BASE = "base"
 _WHERE = (

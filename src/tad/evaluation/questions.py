@@ -13,8 +13,9 @@ from typing import Any
 from tad.errors import TadError
 from tad.evaluation.recipe import ALL, EvalTask
 from tad.evaluation.row import Key, Row
+from tad.runs.fingerprint import short_digest
 from tad.tasks import Example, Prompt, Task, Verdict, get_task
-from tad.tasks.selection import choose_examples, short_digest
+from tad.tasks.selection import choose_examples
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from tad.files import (
     write_whole,
     writing,
 )
-from tad.training.record import last_call, read_record
+from tad.runs.identity import find_difference
+from tad.runs.record import last_call, read_record
 
 SCHEMA_VERSION = 1
 META = "eval.json"
@@ -61,11 +62,8 @@ class RunMeta:
 
     def difference(self, other: RunMeta) -> str | None:
         """The first thing that differs, in words: 'decoder.threshold is 0.5 there and 0.4 here'."""
-        mine, theirs = (flatten(run.content_hash_fields()) for run in (self, other))
-        for key in mine | theirs:
-            if mine.get(key) != theirs.get(key):
-                return f"{key} is {mine.get(key)!r} there and {theirs.get(key)!r} here"
-        return None
+        found = find_difference(self.content_hash_fields(), other.content_hash_fields())
+        return None if found is None else str(found)
 
     def content_hash_fields(self) -> dict[str, Any]:
         values = {key: value for key, value in asdict(self).items() if key not in _NAMES}
@@ -76,16 +74,6 @@ class RunMeta:
     def planned(self) -> int:
         """How many rows the whole run has."""
         return sum(entry["examples"] * len(entry["templates"]) for entry in self.tasks)
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-    return found
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

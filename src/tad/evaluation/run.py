@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +27,9 @@ from tad.evaluation.recipe import EvalRecipe
 from tad.evaluation.results import Results, RunMeta
 from tad.evaluation.row import UNFIT, Row
 from tad.models import LM
-from tad.training.record import complete_record, read_record, write_record
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.runs.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed
+from tad.runs.identity import find_rank
+from tad.runs.record import complete_record, read_record, write_record
 from tad.trajectories.privileged import plain_ids
 
 _WINDOW = 16  # batches' worth of items that are sorted by length together
@@ -212,7 +212,7 @@ def evaluate(
     elsewhere. `slim` rows are without prompts, token ids and reveal steps. `questions` and `identity` are passed by callers
     that evaluate the same examples or the same model many times. `decode_items` takes the place of this process's decoding.
     """
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world = find_rank()
     questions = questions or Questions(recipe.tasks, recipe.data_dir)
     runner = Runner(lm, recipe, identity)
     results = Results.open_or_create(out, runner.meta(questions))

@@ -39,8 +39,9 @@ from tad.pipeline.listener import Listener, Silent, Stopped
 from tad.pipeline.own_data import warn_of_few
 from tad.pipeline.pool import ModelPool, start_fields
 from tad.pipeline.recipe import RunRecipe, Training
+from tad.runs.identity import find_difference
+from tad.runs.record import MODEL, RECORD, find_result, read_record, write_record
 from tad.training.recipe import DistillRecipe
-from tad.training.record import MODEL, RECORD, find_result, read_record, write_record
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
@@ -279,13 +280,14 @@ class Chain:
         record, path = read_record(self.out), self.out / "trajectories" / WINDOW
         if not path.is_file() or not record:
             return
+        now = self.recipe.window.model_dump(mode="json", exclude={"batch_size"})
         before = record["recipe"]["window"]
-        for field, value in self.recipe.window.model_dump(mode="json", exclude={"batch_size"}).items():
-            if before.get(field) != value:
-                raise TadError(
-                    f"{path}: was measured with window.{field}={before.get(field)!r}, the recipe now says "
-                    f"{value!r}; use another --out directory"
-                )
+        found = find_difference({field: before.get(field) for field in now}, now)
+        if found is not None:
+            raise TadError(
+                f"{path}: was measured with window.{found.field}={found.before!r}, the recipe now says "
+                f"{found.now!r}; use another --out directory"
+            )
 
 
 def _by_store(trainings: Sequence[Training]) -> dict[str, Training]:
@@ -303,9 +305,9 @@ def _check_finished(out: Path, recipe: DistillRecipe) -> None:
     # A record may hold settings of another version, which no longer decide anything.
     told = {name: value for name, value in record["recipe"].items() if name in DistillRecipe.model_fields}
     before, now = DistillRecipe.model_validate(told).content_hash_fields(), recipe.content_hash_fields()
-    for field in before:
-        if before[field] != now.get(field):
-            raise TadError(
-                f"{out}: was trained with {field}={before[field]!r}, the recipe now says {now.get(field)!r}; "
-                "use another --out directory"
-            )
+    found = find_difference(before, {field: now.get(field) for field in before})
+    if found is not None:
+        raise TadError(
+            f"{out}: was trained with {found.field}={found.before!r}, the recipe now says {found.now!r}; "
+            "use another --out directory"
+        )

@@ -18,12 +18,12 @@ from tad.models.checkpoint import Checkpoint
 from tad.models.source import locate
 from tad.pipeline.costs import write_cost
 from tad.pipeline.listener import Listener, Stopped
+from tad.runs.fingerprint import fingerprint_model, fingerprint_tokenizer
+from tad.runs.record import LOG, MODEL
 from tad.training.batches import warn_of_epochs
 from tad.training.checkpoints import checkpoints
 from tad.training.recipe import DistillRecipe
-from tad.training.record import LOG, MODEL
 from tad.training.weights import detach
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer
 from tad.trajectories.recipe import CollectRecipe, WindowSection
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
-from typing import Any
 
 from tad.errors import TadError
+from tad.runs.fingerprint import short_digest
 from tad.tasks.task import Example
 
 
@@ -33,7 +31,3 @@ def exclude_questions(examples: Iterable[Example], asked: Iterable[Example]) -> 
 
 def _plain(question: str) -> str:
     return " ".join(question.lower().split())
-
-
-def short_digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, ensure_ascii=False).encode(), digest_size=8).hexdigest()

@@ -16,10 +16,10 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from tad.errors import TadError
+from tad.runs.fingerprint import row_seed
 from tad.training.objectives import Batch, Objective
 from tad.training.recipe import DistillRecipe
 from tad.training.states import States, TrajectorySet, draw_items
-from tad.trajectories.fingerprint import row_seed
 from tad.trajectories.store import TrajectoryStore
 
 MANY_EPOCHS = 100

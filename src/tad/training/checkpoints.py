@@ -18,6 +18,7 @@ from typing import Any
 from tad.errors import TadError
 from tad.files import create_folder, full_disk, grant_usual_modes, hash_file, write_json, writing
 from tad.models.stored import read_json
+from tad.runs.identity import find_difference, find_rank
 
 POSITION = "position.json"
 """Where in the data and under which recipe a checkpoint was made."""
@@ -74,7 +75,7 @@ def open_run(
     Refuses to overwrite a run, to go on with another recipe, and a second run at the same time. What a killed run left
     half written is removed; a full disk is one line.
     """
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = find_rank()
     create_folder(out)
     with writing(out, rank, ranks), full_disk(out):
         if not resume and (checkpoints(out) or any((out / name).exists() for name in results)):
@@ -128,9 +129,9 @@ def _newest_whole(run: Path) -> tuple[Path, list[Path]]:
 def check_position(checkpoint: Path, part: str, now: dict[str, Any]) -> None:
     """Refuse to go on where a part of what decides the result (the recipe, what it names) is not as it was."""
     before = read_json(checkpoint / POSITION).get(part, {})
-    for field in before:
-        if before[field] != now.get(field):
-            raise TadError(
-                f"{checkpoint}: was made with {field}={before[field]!r}, now it is {now.get(field)!r}; "
-                "resume with what it was, or start another run with another --out"
-            )
+    found = find_difference(before, {field: now.get(field) for field in before})
+    if found is not None:
+        raise TadError(
+            f"{checkpoint}: was made with {found.field}={found.before!r}, now it is {found.now!r}; "
+            "resume with what it was, or start another run with another --out"
+        )

@@ -11,7 +11,6 @@ texts as data, and the directory of the result. The run's own files (checkpoints
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import time
@@ -32,6 +31,8 @@ from tad.models.export import copy_companions
 from tad.models.gated import gate
 from tad.models.source import locate
 from tad.models.stored import parse_dtype, read_json
+from tad.runs.identity import find_rank
+from tad.runs.record import write_record
 from tad.training.batches import MicroBatches, Split
 from tad.training.checkpoints import POSITION, check_position, checkpoints, open_run
 from tad.training.distill import (
@@ -44,7 +45,6 @@ from tad.training.distill import (
 from tad.training.objectives import LossModule, Objective, get_objective
 from tad.training.objectives.module import checkpoint_layers
 from tad.training.recipe import ConvertRecipe
-from tad.training.record import write_record
 from tad.training.texts import read_texts
 from tad.training.trainer import LossTrainer, RunSpec
 from tad.training.weights import gather_weights, save_weights
@@ -134,8 +134,8 @@ class _Job:
     """A conversion before its first step: the model, its mask, its texts and what is trained."""
 
     def __init__(self, recipe: ConvertRecipe, run: Path, lm: LM | None = None) -> None:
-        ranks = int(os.environ.get("WORLD_SIZE", 1))
-        self.split = Split(recipe.batch.size, recipe.batch.micro, int(os.environ.get("RANK", 0)), ranks)
+        rank, ranks = find_rank()
+        self.split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)
         self.arguments = training_arguments(recipe, run, self.split)
         self.recipe = recipe
         self.lm = lm or load(recipe.model, device=recipe.device, dtype=recipe.dtype)

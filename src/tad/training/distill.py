@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,8 @@ from tad.models.gated import go_on
 from tad.models.lora import WEIGHTS, Factors
 from tad.models.source import locate
 from tad.models.stored import read_json
+from tad.runs.identity import find_rank
+from tad.runs.record import ADAPTER, MODEL, write_record
 from tad.training.batches import MicroBatches, RangeSampler, Split
 from tad.training.checkpoints import POSITION, check_position, open_run, replacing
 from tad.training.fp8_base import fp8_buffers, quantize_base, restore_base
@@ -34,7 +35,6 @@ from tad.training.held_out import HeldOut
 from tad.training.objectives import LossModule, Objective, check_settings, get_objective
 from tad.training.objectives.module import checkpoint_layers
 from tad.training.recipe import DistillRecipe, TrainingRecipe
-from tad.training.record import ADAPTER, MODEL, write_record
 from tad.training.states import TrajectorySet, read_stores
 from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
 from tad.training.weights import gather_weights, save_model, save_stacked, save_weights
@@ -100,7 +100,7 @@ def _train(
     quiet: bool,
 ) -> Outcome:
     began = time.monotonic()
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = find_rank()
     split = Split(recipe.batch.size, recipe.batch.micro, rank, ranks)
     arguments = training_arguments(recipe, out, split)
     lm, started = open_model(recipe, lm)

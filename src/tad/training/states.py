@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tad.errors import TadError
 from tad.models import LM
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed, stored_mask
+from tad.runs.fingerprint import fingerprint_model, fingerprint_tokenizer, row_seed, stored_mask
 from tad.trajectories.store import StoreMeta, TrajectoryStore
 
 States = int | Literal["all"]

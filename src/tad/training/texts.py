@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from tad.errors import TadError
 from tad.models import LM
+from tad.runs.fingerprint import fingerprint_model, row_seed
 from tad.tasks import get_task, task_names
 from tad.tasks.source import SUFFIXES, Row, read_rows
 from tad.training.recipe import TextSection
 from tad.training.states import TrajectorySet
-from tad.trajectories.fingerprint import fingerprint_model, row_seed
 from tad.trajectories.privileged import plain_ids
 from tad.trajectories.store import META, TrajectoryStore
 

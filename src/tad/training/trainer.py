@@ -27,9 +27,9 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 
 from tad.errors import TadError
 from tad.files import read_lines, write_json, write_whole
+from tad.runs.record import LOG
 from tad.training.checkpoints import POSITION, UNFINISHED, checkpoints, prune, seal
 from tad.training.objectives import Batch, LossModule, LossOutput, averages
-from tad.training.record import LOG
 from tad.training.weights import gather_weights, load_weights, save_weights
 
 

@@ -20,8 +20,8 @@ import tad
 from tad.decoding import GraphEngine
 from tad.errors import TadError
 from tad.models import LM
+from tad.runs.fingerprint import row_seed
 from tad.tasks import Verdict
-from tad.trajectories.fingerprint import row_seed
 from tad.trajectories.grading import count_verdicts, describe_wrong, judge, read_text
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids, privileged_ids

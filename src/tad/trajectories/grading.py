@@ -13,8 +13,8 @@ from dataclasses import replace
 from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import LM
+from tad.runs.fingerprint import fingerprint_tokenizer
 from tad.tasks import Verdict
-from tad.trajectories.fingerprint import fingerprint_tokenizer
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids
 from tad.trajectories.recipe import CollectRecipe

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from tad.errors import TadError
 from tad.files import claim_described, drop_partial, hash_bytes, open_described, write_whole, writing
 from tad.models import LM
-from tad.trajectories.fingerprint import fingerprint_model, fingerprint_tokenizer, stored_mask
+from tad.runs.fingerprint import fingerprint_model, fingerprint_tokenizer, stored_mask
+from tad.runs.identity import find_difference
 
 SCHEMA_VERSION = 2
 WRONG_KEPT = 3  # wrong rollouts of a shard
@@ -109,15 +110,8 @@ class StoreMeta:
 
     def difference(self, other: StoreMeta) -> str | None:
         """The first field that differs, in words; the package's version may."""
-        mine, theirs = asdict(self), asdict(other)
-        for name in mine:
-            if name == "recipe":
-                for key in mine[name] | theirs[name]:
-                    if mine[name].get(key) != theirs[name].get(key):
-                        return f"recipe.{key} is {mine[name].get(key)!r} there and {theirs[name].get(key)!r} here"
-            elif name != "code" and mine[name] != theirs[name]:
-                return f"{name} is {mine[name]!r} there and {theirs[name]!r} here"
-        return None
+        found = find_difference(asdict(replace(self, code="")), asdict(replace(other, code="")))
+        return None if found is None else str(found)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ their own shards into one directory; Ray's actors hand rows to the driver, which
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from tad.errors import MissingExtraError
 from tad.models import LM, load
 from tad.models.source import locate
+from tad.runs.identity import find_rank
 from tad.trajectories.collect import CollectListener, Collector, fill
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
@@ -27,7 +27,7 @@ def collect_here(
     listener: CollectListener | None = None,
 ) -> TrajectoryStore:
     """Collect in this process; under torchrun, this process's share of the shards."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world = find_rank()
     collector = Collector(lm, recipe, _student(recipe))
     store = TrajectoryStore.open_or_create(out, collector.meta())
     with store.writing(rank, world):

@@ -5,7 +5,6 @@ Objectives and trainer are those of distillation; what is added is the data, the
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,10 +19,11 @@ from transformers import TrainerCallback, set_seed
 from tad.errors import TadError
 from tad.models import Family, MaskedDiffusionModel, family_named
 from tad.models.stored import read_json
+from tad.runs.identity import find_rank
+from tad.runs.record import write_record
 from tad.tasks.nano.tokenizer import build_tokenizer, save_tokenizer, special_ids
 from tad.training.checkpoints import POSITION, open_run, replacing
 from tad.training.objectives import Batch, LossModule, TextObjective, get_objective
-from tad.training.record import write_record
 from tad.training.trainer import LossTrainer, RunSpec, base_arguments
 from tad_lab.pretraining.optimizer import MuonAdam, RatePlan
 from tad_lab.pretraining.recipe import PretrainRecipe
@@ -58,7 +58,7 @@ def _train(
     quiet: bool,
 ) -> Path:
     began, section = time.monotonic(), recipe.optimization
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = find_rank()
     family = family_named(recipe.model.family)
     arguments = base_arguments(
         out,

@@ -28,7 +28,7 @@ from tad.evaluation.tables import shorten
 from tad.pipeline.costs import StudentCost, add_rounds
 from tad.pipeline.pool import ModelPool
 from tad.pipeline.recipe import Values
-from tad.training.record import find_result
+from tad.runs.record import find_result
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import WINDOW, explain_caps

@@ -18,7 +18,7 @@ from tad.evaluation.report.gather import (
 )
 from tad.evaluation.results import META as RUN_META
 from tad.evaluation.results import Results
-from tad.training.record import LOG
+from tad.runs.record import LOG
 from tad.trajectories.store import META as STORE_META
 from tad_lab.study.cells import Source
 from tad_lab.study.plan import DONE, STUDY, StudyPlan, read_study

@@ -32,7 +32,7 @@ from tad.models import load
 from tad.pipeline.costs import write_costs
 from tad.pipeline.listener import Listener, Silent, Stopped
 from tad.pipeline.pool import start_fields
-from tad.training.record import describe_machine, find_result
+from tad.runs.record import describe_machine, find_result
 from tad.trajectories.grading import grade_store
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore, UngradedError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tad.evaluation.results import flatten
 from tad.evaluation.tables import Grid, GridGroup, cells
 from tad.pipeline.recipe import Values
+from tad.runs.identity import flatten
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tad.evaluation.results import Results
 from tad.evaluation.tables import Grid, shorten
 from tad.files import read_lines
 from tad.plugins import additions, resolve
-from tad.training.record import LOG, RECORD, last_call, read_record
+from tad.runs.record import LOG, RECORD, last_call, read_record
 from tad.trajectories.store import META as STORE_META
 from tad.trajectories.store import StoreMeta, TrajectoryStore
 from tad.trajectories.summary import StoreSummary, summarise

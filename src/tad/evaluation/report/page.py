@@ -29,7 +29,7 @@ from tad.evaluation.report.styles import DARK, LIGHT, Style, assign_styles, css_
 from tad.evaluation.tables import SMALL, is_small
 from tad.evaluation.verdict import list_verdicts
 from tad.files import create_folder, finite, write_whole
-from tad.training.record import find_commit
+from tad.runs.record import find_commit
 
 _PARTS = Path(__file__).parent / "parts"
 _MADE = ("device", "commit", "time")  # of a record's call

@@ -25,7 +25,7 @@ from tad.evaluation.tables import describe_setting
 from tad.evaluation.verdict import rank_rows
 from tad.models import LM, load
 from tad.models.source import bundled_models
-from tad.trajectories.fingerprint import fingerprint_tokenizer, row_seed
+from tad.runs.fingerprint import fingerprint_tokenizer, row_seed
 from tad.trajectories.privileged import plain_ids
 
 _SCENES = 4  # one per task, at most

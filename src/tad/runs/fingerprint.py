@@ -7,13 +7,14 @@ apart in a second at 8B parameters, and is not a defence against tampering.
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from tad.models import LM
 from tad.models.shape import NO_TOKEN
-from tad.tasks.selection import short_digest
 
 _SAMPLE = 257  # values per tensor
 
@@ -60,3 +61,7 @@ def fingerprint_tokenizer(lm: LM) -> str:
 def row_seed(seed: int, example: str, sample: int) -> int:
     """The seed of one rollout: a function of the run's seed, the example and the sample, and of nothing else."""
     return int(short_digest([seed, example, sample]), 16) >> 1  # fits a signed 64-bit integer
+
+
+def short_digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, ensure_ascii=False).encode(), digest_size=8).hexdigest()
