@@ -25,8 +25,8 @@ import tad
 from tad.decoding import Decoded, decode
 from tad.evaluation.summary import ratio_error, ratio_residuals
 from tad.models import LM
+from tad.runs.record import describe_machine
 from tad.tasks import get_task
-from tad.training.record import describe_machine
 from tad.trajectories.privileged import plain_ids
 
 LOOKUP = "prompt lookup"
