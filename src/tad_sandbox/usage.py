@@ -39,7 +39,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def exceeds_memory(pid: int, limit: int) -> bool:
-    """Whether a process tree holds more than `limit` bytes, pages that several processes share counted once."""
+    """Whether a process tree holds more than `limit` bytes, page tables among them, shared pages counted once."""
     tree = list(descendants(pid))
     if sum(map(_resident_bytes, tree)) <= limit:  # an upper bound, and cheap
         return False
@@ -73,21 +73,27 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _resident_bytes(pid: int) -> int:
+    """With the page tables: a large mapping that is only read has no other pages."""
     with contextlib.suppress(*_GONE):  # a process may end while it is being measured: it then uses nothing
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        return _field(pid, "status", "VmRSS:") + _field(pid, "status", "VmPTE:")
+    return 0
+
+
+def _field(pid: int, file: str, name: str) -> int:
+    """A line of a file of /proc, in bytes; 0 where there is no such line."""
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
     return 0
 
 
 def _proportional_bytes(pid: int) -> int:
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
+        return _field(pid, "smaps_rollup", "Pss:") + _field(pid, "status", "VmPTE:")
     except PermissionError:
         return _resident_bytes(pid)
     except (FileNotFoundError, ProcessLookupError):
-        pass
-    return 0
+        return 0
 
 
 class Cgroup:

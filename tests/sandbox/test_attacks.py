@@ -357,3 +357,27 @@ def test_shared_pages_are_counted_once(sandbox: Sandbox) -> None:
         "time.sleep(0.7)\n"
     )
     assert Sandbox(Limits(memory=256 << 20)).run(program).passed
+
+
+PAGE_TABLES = """
+import ctypes, mmap, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+start = libc.mmap(None, {size}, 1, 0x4022, -1, 0)
+assert start != ctypes.c_void_p(-1).value, "refused"
+libc.madvise(start, {size}, 15)
+for place in range(start, start + {size}, 2 << 20):
+    ctypes.c_char.from_address(place).value
+time.sleep(0.5)
+"""
+
+
+def test_memory_in_page_tables(sandbox: Sandbox) -> None:
+    """Read once in each 2 MiB, a mapping of 62 GiB has no pages of its own and 124 MiB of page tables."""
+    program = PAGE_TABLES.format(size=62 << 30)
+    assert Sandbox(Limits(memory=48 << 20)).run("import time\ntime.sleep(0.5)").passed
+    assert Sandbox(Limits(memory=48 << 20)).run(program).reason == "memory limit"
+    assert Sandbox(Limits(memory=400 << 20)).run(program).passed
+    assert "refused" in sandbox.run(PAGE_TABLES.format(size=100 << 30)).reason

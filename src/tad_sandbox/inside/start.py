@@ -19,6 +19,9 @@ from tad_sandbox.inside.shipping import Shipper
 from tad_sandbox.inside.stubs import JUDGES, Judge
 from tad_sandbox.inside.trial import Apart, Together, Watched, describe, run_tests, share_seeds
 
+# Threads reserve a lot and use little; page tables of more than this would be memory that no other limit counts.
+ADDRESS_SPACE = 64 << 30
+
 TYPE_CHECKING = False  # `typing` takes longer to import than most programs to run
 if TYPE_CHECKING:
     from typing import Any
@@ -41,7 +44,8 @@ def read_part(descriptor: int) -> Any:
 def set_limits(limits: dict) -> None:
     wanted = {
         resource.RLIMIT_CPU: limits["cpu_seconds"] and limits["cpu_seconds"] + 1,
-        resource.RLIMIT_DATA: limits["memory"],  # not the address space: threads reserve a lot and use little
+        resource.RLIMIT_DATA: limits["memory"],
+        resource.RLIMIT_AS: limits["memory"] and max(limits["memory"], ADDRESS_SPACE),
         resource.RLIMIT_NPROC: limits["processes"],
         resource.RLIMIT_FSIZE: limits["file_size"],
         resource.RLIMIT_NOFILE: 256,
