@@ -14,7 +14,7 @@ import shutil
 import tarfile
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -215,6 +215,17 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(entry, io.BytesIO(data))
 
 
+def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
+    """A plain file below the folder, and nothing else; `extractall` does not tell them apart before Python 3.11.4."""
+    place = PurePosixPath(entry.name)
+    if not (entry.isfile() or entry.isdir()) or place.is_absolute() or ".." in place.parts:
+        raise TadError(f"{entry.name!r:.100}: an archive of a study holds plain files below its folder; pack it again")
+    target = folder / place
+    (target if entry.isdir() else target.parent).mkdir(parents=True, exist_ok=True)
+    if (content := tar.extractfile(entry)) is not None:
+        target.write_bytes(content.read())
+
+
 def unpack(dest: Path, out: Path, recipe: StudyRecipe | None = None) -> None:
     """Bring what was packed into `dest` to the study at `out`; what is whole there stays.
 
@@ -223,7 +234,8 @@ def unpack(dest: Path, out: Path, recipe: StudyRecipe | None = None) -> None:
     fresh = out.with_name(f".{out.name}-unpacked")
     shutil.rmtree(fresh, ignore_errors=True)
     with _open_parts(dest) as tar:
-        tar.extractall(fresh, filter="data")
+        for entry in tar:
+            _extract(tar, entry, fresh)
     needed = None if recipe is None else _tuning_answers(recipe, fresh)
     for folder in sorted(fresh.glob("answers/*")):
         rows = needed is None or folder.name.rpartition("-")[2] in needed

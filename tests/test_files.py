@@ -70,6 +70,15 @@ def test_the_next_writer_clears_what_a_killed_one_left(tmp_path: Path) -> None:
     assert (tmp_path / ".b.1.partial").exists()
 
 
+def test_a_file_written_again_clears_what_a_killed_writer_of_it_left(tmp_path: Path) -> None:
+    (tmp_path / ".a.csv.4194999.partial").touch()  # above the highest process number
+    (tmp_path / f".a.csv.{os.getppid()}.partial").touch()
+    (tmp_path / ".b.csv.4194999.partial").touch()
+    write_whole(tmp_path / "a.csv", "x")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f".a.csv.{os.getppid()}.partial", ".b.csv.4194999.partial", "a.csv"]
+
+
 def test_hashes_of_bytes_and_files_agree(tmp_path: Path) -> None:
     data = bytes(range(256)) * 40_000  # more than one piece
     (tmp_path / "data").write_bytes(data)

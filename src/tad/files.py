@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -39,10 +40,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
+            _drop_orphans(path)
         except OSError:
             with suppress(OSError):
                 partial.unlink()
             raise
+
+
+def _drop_orphans(path: Path) -> None:
+    """What writers of this file left that were killed; those that still run keep theirs."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        writer = partial.name.split(".")[-2]
+        try:
+            os.kill(int(writer), 0)
+        except (ProcessLookupError, ValueError, OverflowError):
+            partial.unlink(missing_ok=True)
+        except PermissionError:  # it runs
+            continue
 
 
 def grant_usual_modes(folder: Path) -> None:

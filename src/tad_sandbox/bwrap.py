@@ -23,7 +23,7 @@ from typing import Any
 from tad_sandbox.errors import NoSandboxError, SandboxError
 from tad_sandbox.monitor import Limits, Monitor, Outcome, Pipes
 from tad_sandbox.seccomp import open_filter
-from tad_sandbox.tree import interpreter_tree
+from tad_sandbox.tree import interpreter_tree, show_publicly
 from tad_sandbox.usage import Cgroup, find_cgroup
 
 NOBODY = 65534
@@ -157,7 +157,7 @@ class Sandbox:
                     stdout=output_write,
                     stderr=output_write,
                     pass_fds=(job_read, report_write, *passed),
-                    env={},
+                    env={"PATH": SYSTEM_PATH} if command[0] == "unshare" else {},
                     **options,
                 )
             pipes = Pipes(job_write, report_read, output_read, status_read, release_write)
@@ -183,7 +183,8 @@ class Sandbox:
     def _command(self, stack: contextlib.ExitStack) -> tuple[list[str], dict[str, Any], list[int]]:
         """What comes before the interpreter's arguments, options of `Popen`, and files to pass on."""
         if self.contained:
-            bwrap, *arguments = _contained_command(_find_bwrap(), self.limits.scratch, tuple(self.paths))
+            shown = {path: show_publicly(path) if os.getuid() == 0 else path for path in self.paths}
+            bwrap, *arguments = _contained_command(_find_bwrap(), self.limits.scratch, tuple(shown.items()))
             passed = []
             if (calls := open_filter()) is not None:
                 stack.callback(os.close, calls)
@@ -195,12 +196,17 @@ class Sandbox:
             if setpriv := shutil.which("setpriv", path=SYSTEM_PATH):
                 # Cheaper than the option below, with which Python has to copy this process's page tables.
                 command = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command]
+                for path, public in shown.items():
+                    if public != path:
+                        command = ["unshare", "--mount", "sh", "-c", BIND, "sh", path, public, *command]
                 return command, {}, passed
             return command, {"user": NOBODY, "group": NOBODY, "extra_groups": []}, passed
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tad-unsafe-"))
         return [str(Path(sys.executable).resolve())], {"cwd": scratch, "start_new_session": True}, []
 
 
+# Root shows a directory at another place, to the command that follows and to nobody else.
+BIND = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 PYTHON_OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 ADVICE = "install bubblewrap (apt install bubblewrap) and allow user namespaces"
 
@@ -230,7 +236,7 @@ def _find_bwrap() -> str:
 
 
 @cache
-def _contained_command(bwrap: str, scratch: int, paths: tuple[str, ...]) -> list[str]:
+def _contained_command(bwrap: str, scratch: int, paths: tuple[tuple[str, str], ...]) -> list[str]:
     tree = interpreter_tree(unprivileged=os.getuid() == 0)
     command = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
@@ -244,8 +250,8 @@ def _contained_command(bwrap: str, scratch: int, paths: tuple[str, ...]) -> list
         command += ["--ro-bind", str(source), str(target)]
     for path in tree.hidden:
         command += ["--tmpfs", str(path), "--remount-ro", str(path)]
-    for packages in paths:
-        command += ["--ro-bind", packages, packages]
+    for packages, shown in paths:
+        command += ["--ro-bind", shown, packages]
     if Path(ZONES).is_dir():
         command += ["--ro-bind", ZONES, ZONES]
     for device in DEVICES:

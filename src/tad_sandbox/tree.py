@@ -97,6 +97,25 @@ def _is_public(path: Path) -> bool:
     return parents and bool(path.stat().st_mode & stat.S_IROTH)
 
 
+@cache
+def show_publicly(path: str) -> str:
+    """Where an unprivileged user can find a directory: at its own place, or at an empty one where root mounts it."""
+    if _is_public(Path(path)):
+        return path
+    place = STAGING / f"tad-packages-{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+    place.mkdir(mode=0o755, exist_ok=True)
+    _check_owner(place)
+    return str(place)
+
+
+def _check_owner(place: Path) -> None:
+    owner = place.lstat()
+    if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & 0o022:
+        raise SandboxError(
+            f"{place}: is not ours alone to write; remove it, the sandbox takes its interpreter from there"
+        )
+
+
 def _stage(paths: list[Path]) -> dict[Path, Path]:
     """Copy files and the standard library below STAGING, once per version of them."""
     marks = "".join(f"{path}:{path.stat().st_mtime_ns}:{path.stat().st_size}" for path in paths)
@@ -114,11 +133,7 @@ def _stage(paths: list[Path]) -> dict[Path, Path]:
         except OSError:
             # Another process was faster; its copy is the same.
             shutil.rmtree(building)
-    owner = home.lstat()
-    if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & 0o022:
-        raise SandboxError(
-            f"{home}: is not ours alone to write; remove it, the sandbox takes its interpreter from there"
-        )
+    _check_owner(home)
     return {path: home / str(number) for number, path in enumerate(paths)}
 
 

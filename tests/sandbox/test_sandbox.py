@@ -189,6 +189,19 @@ def test_a_path_below_a_closed_directory_is_not_public(tmp_path: Path) -> None:
 
 
 @pytest.mark.sandbox
+def test_packages_below_a_directory_that_only_its_owner_can_enter_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "closed" / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "lonely.py").write_text("value = 7")
+    (tmp_path / "closed").chmod(0o700)
+    monkeypatch.syspath_prepend(str(packages))
+    outcome = Sandbox(packages=True).run("import lonely; assert lonely.value == 7")
+    assert outcome.passed, outcome
+
+
+@pytest.mark.sandbox
 def test_packages_that_lie_under_tmp_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = tmp_path / "lib" / "site-packages"
     packages.mkdir(parents=True)
