@@ -219,7 +219,9 @@ def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None
     """A plain file below the folder, and nothing else; `extractall` does not tell them apart before Python 3.11.4."""
     place = PurePosixPath(entry.name)
     if not (entry.isfile() or entry.isdir()) or place.is_absolute() or ".." in place.parts:
-        raise TadError(f"{entry.name!r:.100}: an archive of a study holds plain files below its folder; pack it again")
+        raise TadError(
+            f"{entry.name!r:.100}: an archive of a study holds plain files below its folder; pack it again"
+        )
     target = folder / place
     (target if entry.isdir() else target.parent).mkdir(parents=True, exist_ok=True)
     if (content := tar.extractfile(entry)) is not None:
