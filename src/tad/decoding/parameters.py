@@ -51,9 +51,10 @@ PARAMETERS = {
         "tokens of the block may be edited, for so many forwards after its last mask; none: no editing",
         int, optional=True,
     ),
-    "draft": Parameter("tokens per draft; none: the model's block size", int, 1, optional=True),
+    "draft": Parameter("masks per draft; none: the model's block size", int, 1, 4096, optional=True),
     "ends": Parameter(
-        "likely ends of a draft that the verifying forward already puts masks behind; 0: a forward of its own drafts", int
+        "likely ends of a draft that the verifying forward already puts masks behind; 0: a forward of its own drafts",
+        int, high=64,
     ),
     "block_add": Parameter("share of the last block decoded before the next one opens", high=1),
     "decoded": Parameter(

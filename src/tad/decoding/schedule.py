@@ -184,7 +184,7 @@ class Verified:
     the next draft is ready: one forward per cycle where one of them is met, else two.
     """
 
-    draft: int | None = None  # tokens per draft; the model's block size by default
+    draft: int | None = None  # masks per draft; the model's block size by default
     ends: int = 0
     block: ClassVar[int | None] = None
     block_causal = True

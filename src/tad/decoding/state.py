@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tad.decoding.canvas import left_pad
 from tad.decoding.decoders import Decoder
-from tad.decoding.schedule import BlockByBlock
+from tad.decoding.schedule import BlockByBlock, TokenByToken
 from tad.decoding.table import BlockTable
 from tad.decoding.unmasking import Credit
 from tad.models import LM, BlockLayout, SpecialTokens
@@ -114,7 +114,10 @@ class DecodeSpec:
     @property
     def keeps_outputs(self) -> bool:
         """Whether a candidate may need the output of a position outside the query range: it is kept from an earlier forward."""
-        return self.logit_shift > 0 and self.decoder.cache.stores
+        alone = isinstance(
+            self.decoder.schedule, TokenByToken
+        )  # the token before the candidate is always fed
+        return self.logit_shift > 0 and self.decoder.cache.stores and not alone
 
 
 class RowFacts(NamedTuple):

@@ -29,7 +29,8 @@ class RequestValidator:
             raise TadError(f"{lm.source}: has no tokenizer; a server needs one")
         self.lm, self.settings = lm, settings
         source = Path(lm.source)
-        self.name = settings.name or (source.resolve().name if source.is_dir() else lm.source)
+        local = source.stem if source.is_file() else source.resolve().name
+        self.name = settings.name or (local if source.exists() else lm.source)
         self.created = int(time.time())
         layout = lm.model.shape.blocks
         self.decoders: dict[str, Decoder] = {}
