@@ -33,7 +33,7 @@ from tad.evaluation.sweep import run_settings
 from tad.evaluation.tables import write_table
 from tad.evaluation.verdict import conclude, rank_rows
 from tad.files import create_folder, writing
-from tad.models import load
+from tad.models import find_defaults, load
 from tad.pipeline.costs import add_rounds, write_costs
 from tad.pipeline.listener import Listener, Silent, Stopped
 from tad.pipeline.own_data import warn_of_few
@@ -233,6 +233,8 @@ class Chain:
         row, name = best
         found, source = row.scopes[table.scope], sources[name]
         student = [str(source)] if source.name == MODEL else [self.recipe.model, "--adapter", str(source)]
+        decoder, own = found.setting.partition(",")[0], find_defaults(*student[::2]).decoder
+        student += [] if decoder == own else ["--decoder", decoder]  # the one that was measured
         question = " ".join(self.questions.items[0].example.question.split())
         first = self.recipe.settings_of("base", self.pool.family)[0]
         runs = [self.sweep("base") / first.name, self.sweep(name) / found.setting]

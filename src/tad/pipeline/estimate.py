@@ -127,4 +127,5 @@ def count_problems(recipe: ModelRecipe, task: TaskSection | EvalTask, split: str
         return min(given, _SIZES.get((task.name, split), given))
     if (task.name, split) in _SIZES:
         return _SIZES[task.name, split]
-    return get_task(task.name, recipe.data_dir, **task.options).count(split)
+    found = get_task(task.name, recipe.data_dir, **task.options)
+    return found.count(split if split in found.splits else found.default_split)

@@ -38,6 +38,7 @@ collect:
   block: {block}
   shard_size: {shard_size}  # questions; an interruption loses at most so many
   batch_size: 16
+  order: left-to-right        # `teacher`: in the order of its confidence, as in the paper (docs/lab/rounds.md compares them)
   reference: where-needed     # the teacher is shown the reference only where it is wrong without; `gold`: always
   # privileged: false         # never
   # keep: all                 # also learn from wrong rollouts
@@ -48,8 +49,10 @@ distill:
   learning: {{lr: {lr}, schedule: constant, warmup: 0.02, weight_decay: 0.01, clip: 1.0, epochs: {epochs:g}}}
   batch: {{size: {batch}, micro: {micro}}}  # micro: what fits into memory at once
 students:
-  # `quality` instead of `speed` trusts the student less far: slower, and often more accurate.
-  student: {{objective: {{name: tad, window: speed, lambda: 1.0, teacher: privileged}}}}
+  # `speed` instead of `quality` trusts the student further ahead: faster, and often less accurate.
+  student: {{objective: {{name: tad, window: quality, lambda: 1.0, teacher: plain}}}}
+# rounds: 4            # with many questions: the student becomes the next teacher
+# split_prompts: true  # and every round has its own part of the questions
 evaluate:
   tasks:
     - {{name: {test_task}}}
@@ -112,7 +115,7 @@ def write_recipe(
         micro=min(batch, 64 if small else 4),
         # A block-diffusion model keeps its own decoder: others are for full attention.
         decoder="fast-dllm" if full else defaults.decoder,
-        student_decoder="tad" if full else defaults.decoder,
+        student_decoder="tad-leftmost" if full else defaults.decoder,
     )
     write_whole(out, text)
     return Written(out, files, tuple(_warn(examples, asked)))
