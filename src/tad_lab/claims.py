@@ -48,20 +48,16 @@ class Claim:
 
 def _list() -> Iterator[Claim]:
     for base in ("nano-llada", "nano-dream"):
-        yield Claim(f"{base}-one-by-one", "base, one token per forward", base, decoder="one-by-one", size=50)
+        yield Claim(f"{base}-one-by-one", "base, one token per forward", base, decoder="one-by-one", size=30)
         yield Claim(f"{base}-fast-dllm", "Fast-dLLM, 0.9", base, None, "fast-dllm", {"threshold": 0.9})
         yield Claim(f"{base}-tad", "base, TAD's decoder, 0.5", base, None, "tad", {"threshold": 0.5})
-        yield Claim(
-            f"{base}-leftmost",
-            "base, always the leftmost, 0.3",
-            base,
-            None,
-            "tad-leftmost",
-            {"threshold": 0.3},
-        )
         yield Claim(f"{base}-quality", "TAD-Q", base, f"{base}-quality")
         yield Claim(f"{base}-speed", "TAD-S", base, f"{base}-speed")
         yield Claim(f"{base}-ltr", "left to right, rounds, its own decoder", base, f"{base}-ltr")
+    settings = {"threshold": 0.3}
+    yield Claim(
+        "nano-llada-leftmost", "base, always the leftmost, 0.3", "nano-llada", None, "tad-leftmost", settings
+    )
     base = "nano-fast-dllm-v2"
     yield Claim(base, "Fast-dLLM v2", base, None, "fast-dllm-v2", {"threshold": 0.9})
     yield Claim(f"{base}-ltr", "left to right, rounds, its own decoder", base, f"{base}-ltr")
