@@ -167,7 +167,7 @@ class VerifiedBatch:
 
     def _advance(self, rows: list[_Row], cache: KVCache) -> None:
         """One forward of these rows, which lie in the first slots of the cache, and what follows from it."""
-        groups = [row.ends(self.ends if self.masks > 1 else 0) for row in rows]
+        groups = [row.ends(self.ends) if self.masks > 1 else [] for row in rows]
         samples, proposed = self._forward(rows, groups, cache)
         scores = [getattr(samples, name).tolist() for name in ("token", "confidence")]
         if any(value != value for value in scores[1]):
