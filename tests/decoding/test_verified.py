@@ -163,7 +163,7 @@ def test_steps_hand_out_kept_tokens_only() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [({"rule": "entropy"}, "contiguous-prefix"), ({"cache": "none"}, "cache 'block'"), ({"cfg": 1.0}, "cfg"),
-     ({"draft": 0}, "draft must be at least 1"), ({"stop": "block"}, "stop 'block'"), ({"engine": "graph"}, "engine='plain'")],
+     ({"draft": 0}, "draft must be between 1 and 4096"), ({"stop": "block"}, "stop 'block'"), ({"engine": "graph"}, "engine='plain'")],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(TadError, match=said):
