@@ -60,7 +60,7 @@ def call(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_package_adds_a_command_and_recipes(package: Path) -> None:
     assert call(package, "hello", "world").stdout == "hello world\n"
-    assert "hello     greet" in call(package, "recipes").stdout
+    assert "tad hello NAME\n  greet " in call(package, "recipes").stdout
     assert "Say hello" not in call(package, "report", "--help").stdout  # the command of that name stays tad's
 
 
@@ -81,6 +81,7 @@ def test_a_package_adds_a_task_and_replaces_none(package: Path, monkeypatch: pyt
     assert get_task("gsm8k").name == "gsm8k"
 
 
-def test_the_laboratory_comes_as_a_plugin() -> None:
+def test_the_nano_world_and_the_laboratory_come_as_plugins() -> None:
+    assert tad.plugins.additions("TASKS")["nano-word"].startswith("tad.tasks.nano")
     assert "study-nano-llada" in (found := tad.config.bundled_recipes())
     assert found["study-nano-llada"].parent.parent.name == "tad_lab"

@@ -14,8 +14,9 @@ It may have any of
     REPORTED    file name -> "module:function": a directory with this file is read for the report by that function, as
                 `tad.evaluation.report.gather` describes it
 
-Plugins are imported at every call of `tad`, so they name what they add and import nothing heavy. The laboratory, `tad_lab`, is
-such a plugin; it is also found beside a checkout whose entry points were written before it was there.
+Plugins are imported at every call of `tad`, so they name what they add and import nothing heavy. The nano world and the
+laboratory, `tad_lab`, are such plugins; they are also found in a checkout whose entry points were written before they were
+there.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from typing import Any
 from tad.errors import TadError
 
 GROUP = "tad.plugins"
-_LABORATORY = "tad_lab"
+_BESIDE = {"tad.tasks.nano.plugin": "nano", "tad_lab.plugin": "lab"}  # module -> name, in a checkout
 
 
 @cache
 def plugins() -> list[ModuleType]:
     """The plugins of this installation, each once."""
     named = {entry.value: entry.name for entry in entry_points(group=GROUP)}
-    if find_spec(_LABORATORY) is not None:
-        named.setdefault(f"{_LABORATORY}.plugin", "lab")
+    for module, name in _BESIDE.items():
+        if find_spec(module.partition(".")[0]) is not None:
+            named.setdefault(module, name)
     found = []
     for module, name in named.items():
         try:

@@ -40,9 +40,6 @@ _FACTORIES: dict[str, str] = {
     "mbpp-instruct": "tad.tasks.mbpp:MbppInstruct",
     "kodcode": "tad.tasks.kodcode:KodCode",
     "jsonl": "tad.tasks.jsonl:Jsonl",
-    "nano-word": "tad.tasks.nano.task:NanoWord",
-    "nano-math": "tad.tasks.nano.task:NanoMath",
-    "nano-code": "tad.tasks.nano.task:NanoCode",
 }
 
 # (training task, evaluation task) -> why a score of the second means nothing after training on the first.
@@ -61,7 +58,8 @@ def task_names() -> list[str]:
 
 
 def _factories() -> dict[str, str]:
-    return {**additions("TASKS"), **_FACTORIES}
+    """Those of this package first, which no plugin replaces."""
+    return _FACTORIES | {name: place for name, place in additions("TASKS").items() if name not in _FACTORIES}
 
 
 def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> Task:
