@@ -106,7 +106,9 @@ class Checkpoint:
             found = locate(conversion.parent)
             parent = None if is_conversion(found) else cls.open(found)
         except TadError as error:
-            raise TadError(f"{where}: its parent cannot be opened: {error}") from None
+            raise TadError(
+                f"{where}: its parent cannot be opened; if it has moved, correct 'parent' there ({error})"
+            ) from None
         if parent is None or parent.family.name != conversion.family:
             raise TadError(f"{where}: its parent {conversion.parent} is not a {conversion.family} checkpoint")
         conversion.check_parent(parent.shards)

@@ -280,9 +280,10 @@ class Layer(GradientCheckpointingLayer):
         masks: Tensor | None = None,  # [batch, length] bool: where a gated adapter acts
     ) -> Tensor:
         """Outputs [batch, length or m, width]. Keys and values are made of every position in any case."""
-        # An argument, and not set from outside: a layer that is run again in backward then has its own forward's.
-        self.masks = masks
-        self.asked_masks = masks if masks is None or only is None else masks.gather(1, only)
+        if masks is not self.masks:  # never, but with a gated adapter
+            # An argument, and not set from outside: a layer that is run again in backward then has its own forward's.
+            self.masks = masks
+            self.asked_masks = masks if masks is None or only is None else masks.gather(1, only)
         normed = self.part(self.names.attn_norm)(x)
         if only is not None:
             x = take(x, only)
