@@ -15,8 +15,8 @@ import tad
 from tad.canvas.text import printable
 from tad.cli import app
 from tad.cli import chat as cli
+from tad.conversation import Conversation
 from tad.errors import TadError
-from tad.generation import Conversation
 from tad.models.lora import attach
 from tiny_lm import write_checkpoint
 

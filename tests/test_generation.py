@@ -10,9 +10,10 @@ import pytest
 
 import tad
 from tad.canvas.text import MASK
+from tad.conversation import stream
 from tad.decoding import Decoded, decode
 from tad.errors import TadError
-from tad.generation import Generation, generate, read_answer, read_generation, stream
+from tad.generation import Generation, generate, read_answer, read_generation
 from tad.models import DREAM, LLADA, LM
 from tiny_lm import CONTEXT, write_checkpoint
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tad.errors import TadError
 
 if TYPE_CHECKING:
-    from tad.generation import Conversation, Generation, Stream, generate, stream
+    from tad.conversation import Conversation, Stream, stream
+    from tad.generation import Generation, generate
     from tad.models import LM, load
 
 __version__ = "0.1.0"
@@ -37,11 +38,11 @@ __all__ = [
 _HOMES = {
     "LM": "tad.models",
     "load": "tad.models",
-    "Conversation": "tad.generation",
+    "Conversation": "tad.conversation",
     "Generation": "tad.generation",
-    "Stream": "tad.generation",
+    "Stream": "tad.conversation",
     "generate": "tad.generation",
-    "stream": "tad.generation",
+    "stream": "tad.conversation",
 }
 
 

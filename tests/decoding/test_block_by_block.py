@@ -9,9 +9,9 @@ import torch
 
 from golden_lm import golden_lm as lm
 from golden_lm import golden_meta as meta
+from tad.conversation import Conversation
 from tad.decoding import Decoded, Step, decode, decoders_for, get_decoder
 from tad.errors import TadError
-from tad.generation import Conversation
 from tad.models import LM, SpecialTokens
 
 DECODER = {"fastdllm_v2": "fast-dllm-v2", "sdar": "sdar", "llada2": "llada2"}

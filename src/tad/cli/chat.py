@@ -16,7 +16,8 @@ from tad.cli import options
 from tad.errors import TadError
 
 if TYPE_CHECKING:
-    from tad.generation import Conversation, Generation
+    from tad.conversation import Conversation
+    from tad.generation import Generation
 
 COMMANDS = {
     "/new": "begin a new conversation",
@@ -49,7 +50,7 @@ def chat(
     """Talk with a model, over several turns; /help lists what else can be typed."""
     overrides = options.read_settings(settings, threshold=threshold, temperature=temperature)
     with options.busy(f"loading {model}"):
-        from tad.generation import Conversation
+        from tad.conversation import Conversation
 
         name, length, overrides = options.fill_defaults(model, adapter, decoder, gen_length, overrides)
         # Not merged: /adapter switches it.
