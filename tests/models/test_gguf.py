@@ -35,7 +35,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(str(path), name)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(fields.pop("layers", config.num_hidden_layers))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
@@ -126,12 +126,14 @@ def test_without_a_chat_template_chats_are_refused(tmp_path: Path) -> None:
     ("fields", "said"),
     [
         ({"architecture": "gemma2"}, "architecture 'gemma2' is not supported; known: llama, qwen2, qwen3"),
+        ({"layers": 500}, "says 500 layers and has"),
+        ({"layers": 100_000}, "layers should be an integer from 1 to 4096"),
         ({"pre": "deepseek-coder"}, "tokenizer.ggml.pre 'deepseek-coder' is not known"),
         ({"qwen2__rope__scaling__type": "yarn"}, "rope.scaling.type 'yarn'"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(
-    fields: dict[str, str], said: str, tmp_path: Path, cache: Path
+    fields: dict[str, Any], said: str, tmp_path: Path, cache: Path
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", "qwen2", **fields)
     with pytest.raises(TadError, match=said) as error:

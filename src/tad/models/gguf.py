@@ -83,7 +83,7 @@ def _write(path: Path, target: Path) -> Path:
     known = {family.model_type for family in AUTOREGRESSIVE}
     if architecture not in known:
         raise TadError(
-            f"{path}: architecture '{architecture[:40]}' is not supported; known: {', '.join(sorted(known))}"
+            f"{path}: architecture {architecture[:40]!r} is not supported; known: {', '.join(sorted(known))}"
         )
     for key, fits in (("rope.scaling.type", ("", "none")), ("attention.sliding_window", ("", "0"))):
         if text(f"{architecture}.{key}") not in fits:
@@ -93,7 +93,10 @@ def _write(path: Path, target: Path) -> Path:
     if text("split.count") not in ("", "0", "1"):
         raise TadError(f"{path}: is one of several parts; join them first (llama-gguf-split --merge)")
     size = 4 * sum(int(math.prod(int(side) for side in one.shape)) for one in reader.tensors)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TadError(f"{target.parent}: cannot be made ({first_line(error)}); set TAD_CACHE") from None
     free = shutil.disk_usage(target.parent).free
     if free < size:
         raise TadError(f"{target}: needs {size / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB left")
@@ -105,15 +108,22 @@ def _write(path: Path, target: Path) -> Path:
     }
     family = FAMILIES.get(str(config.get("model_type")))
     if family not in AUTOREGRESSIVE:
-        raise TadError(f"{path}: is a {str(config.get('model_type'))[:40]} model, which is not supported")
-    scaling = _rope_scaling(reader, config)
+        raise TadError(f"{path}: is a {str(config.get('model_type'))[:40]!r} model, which is not supported")
+    scaling = _rope_scaling(path, reader, config)
     head_dim = reader.get_field(f"{architecture}.attention.key_length")
     if head_dim is not None:
         config["head_dim"] = int(head_dim.contents())
     config |= {"architectures": [family.model_class.__name__], "dtype": "float32", **scaling}
     config = {name: value for name, value in config.items() if value is not None}
+    try:
+        made = family.config_class.from_dict(config)
+        layers = made.shape.layers
+    except TadError as error:
+        raise TadError(f"{path}: {str(error).removeprefix('config.json: ')}") from None
+    if layers > len(reader.tensors):  # checked before a network of that many is built
+        raise TadError(f"{path}: says {layers} layers and has {len(reader.tensors)} tensors")
     with torch.device("meta"):
-        empty = family.model_class(family.config_class.from_dict(config))
+        empty = family.model_class(made)
     weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
@@ -133,7 +143,7 @@ def _write(path: Path, target: Path) -> Path:
     return target
 
 
-def _rope_scaling(reader: Any, config: dict[str, Any]) -> dict[str, Any]:
+def _rope_scaling(path: Path, reader: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Llama 3.1's and 3.2's scaled positions, which GGUF stores as the divisors that they come to."""
     found = next((one for one in reader.tensors if one.name == "rope_freqs.weight"), None)
     if found is None:
@@ -149,7 +159,9 @@ def _rope_scaling(reader: Any, config: dict[str, Any]) -> dict[str, Any]:
         if torch.allclose(frequency / stretch(frequency, scaling), divisors, rtol=1e-3):
             values = {name: getattr(scaling, name) for name in scaling.__dataclass_fields__}
             return {"rope_parameters": {"rope_type": "llama3", "rope_theta": theta, **values}}
-    raise TadError("rope_freqs.weight: scaled positions of an unknown kind; give the safetensors checkpoint")
+    raise TadError(
+        f"{path}: rope_freqs.weight has scaled positions of an unknown kind; give the safetensors checkpoint"
+    )
 
 
 def _write_tokenizer(path: Path, folder: Path, model: str, pre: str) -> None:
