@@ -346,3 +346,28 @@ def test_a_real_model_from_a_gguf_file_is_converted_and_nothing_is_lost(world: P
     wanted = tad.generate(before, questions, gen_length=16)
     drafted = tad.generate(lm, questions, decoder="verified", gen_length=16)
     assert [answer.text for answer in drafted] == [answer.text for answer in wanted]
+
+
+@pytest.mark.parametrize("how", ["adapter", "all"])
+def test_a_gguf_file_is_converted_like_any_checkpoint(
+    how: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    from tests.models.test_gguf import write_gguf
+
+    monkeypatch.setenv("TAD_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "model.gguf", "qwen2")
+    parent = str(tmp_path / "model.gguf")
+    convert(
+        recipe(world, model=parent, how=how, learning={"lr": 1e-3, "steps": 1}), tmp_path / "out", quiet=True
+    )
+    lm = tad.load(tmp_path / "out")
+    layout = lm.model.shape.blocks
+    assert layout is not None
+    assert layout.drafts
+    assert lm.encode("hello") == tad.load(parent).encode("hello")
+    if how == "adapter":
+        assert lm.conversion is not None
+        assert lm.conversion.parent == parent
+        ids = torch.arange(30)[None]
+        assert torch.equal(lm.model(ids).logits, tad.load(parent).model(ids).logits)
