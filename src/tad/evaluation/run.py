@@ -55,7 +55,7 @@ def fingerprint_adapter(lm: LM) -> str | None:
         return None
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(lm.model.named_parameters()):
-        if "lora_" in name:
+        if "lora_" in name or name == "mask_embedding":
             digest.update(name.encode() + tensor.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
