@@ -15,13 +15,14 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
+import reprlib
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tad.errors import TadError
 from tad.plugins import recipe_folders
@@ -30,8 +31,20 @@ BUNDLED = Path(__file__).parent / "recipes"
 _VARIANTS, _VARIANT_NAME, _ABOUT = "variants", "{variant}", "about"
 
 
+DEEPEST = 40  # levels of a recipe
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _check_folder_name(name: str) -> str:
+    if not name.isprintable() or "/" in name or name.startswith(".") or len(name) > 200:
+        raise ValueError(
+            "should be a plain name: it names a folder below runs/, so no '/', and no '.' in front"
+        )
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 
 
 class Recipe(BaseModel):
@@ -77,7 +90,17 @@ def parse_recipe(
                 f"{where}: '{field}' is missing; add it to the recipe or pass {field}=VALUE"
             ) from None
         message = problem["msg"].removeprefix("Value error, ")
-        raise TadError(f"{where}: '{field}': {message} (got {problem['input']!r})") from None
+        raise TadError(f"{where}: '{field}': {message:.500} (got {_quote(problem['input'])})") from None
+
+
+def _quote(value: Any) -> str:
+    """A value as it stands in an error: a few levels and items of it, whatever it holds."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother, short.maxdict, short.maxlist = 3, 80, 80, 4, 4
+    try:
+        return short.repr(value)[:500]
+    except ValueError:  # a number of more digits than Python writes
+        return "a very long number"
 
 
 def _choose_problem(schema: type[Recipe], error: ValidationError) -> Any:
@@ -184,10 +207,34 @@ def _problem(error: yaml.YAMLError) -> str:
     return " ".join(str(getattr(error, "problem", None) or error).split())
 
 
+def _load(text: str) -> Any:
+    """The value of a YAML text, at most DEEPEST levels of it."""
+    try:
+        value = yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError(f"it is nested deeper than {DEEPEST} levels") from None
+    except (ValueError, OverflowError) as error:  # dates that are none, numbers of thousands of digits
+        raise yaml.YAMLError(f"{error}"[:200]) from None
+    level: list[Any] = [[value]]
+    seen = set[int]()
+    for _ in range(DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [
+            one
+            for one in itertools.chain.from_iterable(inner)
+            if isinstance(one, dict | list) and id(one) not in seen
+        ]
+        level = list({id(one): one for one in level}.values())
+        seen.update(map(id, level))
+        if not level:
+            return value
+    raise yaml.YAMLError(f"it is nested deeper than {DEEPEST} levels")
+
+
 @lru_cache(maxsize=64)
 def _parse(text: str) -> Any:
     """Once for each text: to find a recipe by its name takes all bundled files."""
-    return yaml.load(text, _Loader)
+    return _load(text)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -211,14 +258,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
     """Set one dotted key in place. The value is read as YAML, so numbers, lists and null work."""
     key, equals, text = override.partition("=")
     *sections, field = key.split(".")
-    if not equals or not all((*sections, field)):
+    override = f"{override[:200]} ..." if len(override) > 200 else override
+    if not equals or not all((*sections, field)) or len(sections) > DEEPEST:
         raise TadError(f"override '{override}' should look like section.field=value")
     target: Any = values
     for name in sections:
         target = _step_into(target, name, override)
     place = _place(target, field, override)
     try:
-        target[place] = yaml.load(text, _Loader)
+        target[place] = _load(text)
     except yaml.YAMLError as error:
         raise TadError(
             f"override '{override}': the value is not valid YAML ({_problem(error)}); quote it if it is text"

@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """A line for a terminal: what would move its cursor or change its colours is written out."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 class TadError(Exception):
     """Bad input or an unusable environment: the message says what is wrong and what to do."""
 

@@ -68,6 +68,8 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("eos_token_id", {"a": 1}),
         ("shape", {"layers": 2}),
         ("read_shape", 3),
+        ("dtype", ["float32"]),
+        ("torch_dtype", {"a": 1}),
     ],
 )
 def test_absurd_fields_of_config_json(folder: Path, field: str, value: object) -> None:
@@ -303,3 +305,17 @@ def test_pipes_in_an_adapter(folder: Path, adapter: Path, name: str) -> None:
     (adapter / name).unlink()
     os.mkfifo(adapter / name)
     refused(folder, name, adapter)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model_max_length", []), ("eos_token", "x" * 10**7), ("pad_token", {"content": "x" * 10**6})],
+)
+def test_absurd_fields_of_tokenizer_config_json(folder: Path, field: str, value: object) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    started = time.monotonic()
+    with pytest.raises(TadError, match=rf"tokenizer_config\.json: {field}") as caught:
+        tad.load(folder)
+    assert len(str(caught.value)) < 1000
+    assert time.monotonic() - started < SECONDS

@@ -15,7 +15,7 @@ import typer
 import typer.core
 
 import tad
-from tad.errors import TadError
+from tad.errors import TadError, printable
 from tad.plugins import additions, plugins, resolve
 
 # `tad --help` shows its commands in these groups, and those of plugins under the last heading.
@@ -115,7 +115,17 @@ def _program(
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+_LONGEST = 2000  # characters of an error
+_UNUSABLE = (
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+)
 
 
 def main() -> None:
@@ -163,5 +173,8 @@ def _explain_usage(error: Any) -> str:
 
 
 def _fail(line: str) -> NoReturn:
-    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    line = printable(" ".join(line.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    print(f"error: {line}", file=sys.stderr)
     sys.exit(2)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from tad.errors import printable
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -92,7 +94,7 @@ class Progress:
         live, now = sys.stderr.isatty(), time.monotonic()
         if not last and now - self._drawn < (_REDRAW if live else _SELDOM):
             return
-        self._drawn = now
+        self._drawn, line = now, printable(line)
         typer.echo(f"\r\x1b[K{line}" if live else line, err=True, nl=last or not live)
         self._open = live and not last
 

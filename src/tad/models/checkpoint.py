@@ -90,6 +90,9 @@ class Checkpoint:
         family = family_of(values.get("model_type"), str(path))
         if values.get("quantization_config") is not None:
             raise TadError(f"{path}: quantization_config is not supported; give the unquantized checkpoint")
+        for name in ("dtype", "torch_dtype"):
+            if not isinstance(values.get(name), str | None):
+                raise TadError(f"{path}: {name} should be a name such as bfloat16")
         try:
             config = family.config_class.from_dict(_own_fields(values, family.config_class))
             config.shape  # noqa: B018 (checks its numbers)

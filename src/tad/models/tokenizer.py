@@ -22,6 +22,7 @@ from tad.models.template import render, render_here
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
 
 ROLES = ("system", "user", "assistant")
+LONGEST_TOKEN = 1000
 FILES = "tokenizer.json, or vocab.json with merges.txt"
 
 
@@ -39,6 +40,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
     settings = checkpoint.optional("tokenizer_config.json")
+    _check_settings(checkpoint, settings)
     try:
         tokenizer = (PreTrainedTokenizerFast if whole else Qwen2Tokenizer).from_pretrained(folder)
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
@@ -54,6 +56,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         found = tokenizer.convert_tokens_to_ids(text)
         if found != number:
             raise TadError(f"{where}: {text} should be {number}, the vocabulary makes it {found}")
+    longest = max(map(len, tokenizer.get_added_vocab()), default=0)
+    if longest > LONGEST_TOKEN:
+        raise TadError(
+            f"{folder}: an added token has {longest} characters; a control token has at most {LONGEST_TOKEN}"
+        )
     rows = checkpoint.config.shape.vocab
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if max(len(tokenizer), largest + 1) > rows:
@@ -62,6 +69,22 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             " this tokenizer belongs to another model"
         )
     return tokenizer
+
+
+def _check_settings(checkpoint: Checkpoint, settings: dict[str, Any]) -> None:
+    """What transformers takes as it stands: lengths that are numbers, control tokens that are short texts."""
+    where = checkpoint.folder / "tokenizer_config.json"
+    length = settings.get("model_max_length")
+    if not isinstance(length, int | float | None):
+        raise TadError(f"{where}: model_max_length should be a number")
+    others = checkpoint.folder / "special_tokens_map.json"
+    for path, values in ((where, settings), (others, checkpoint.optional(others.name))):
+        for name, token in values.items():
+            text = token.get("content") if isinstance(token, dict) else token
+            if name.endswith("_token") and isinstance(text, str) and len(text) > LONGEST_TOKEN:
+                raise TadError(
+                    f"{path}: {name} has {len(text)} characters; a control token has at most {LONGEST_TOKEN}"
+                )
 
 
 def adds_bos(tokenizer: Any) -> bool:

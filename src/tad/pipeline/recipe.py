@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from tad.config import Recipe, parse_recipe
+from tad.config import FolderName, Recipe, parse_recipe
 from tad.errors import TadError
 from tad.evaluation.analysis import TOLERANCE
 from tad.evaluation.recipe import EvalRecipe, EvalTask
@@ -84,7 +84,7 @@ class RatesSection(Recipe):
 class ModelRecipe(Recipe):
     """What every recipe of whole chains has."""
 
-    name: str
+    name: FolderName
     model: str
     device: str | None = None
     dtype: str | None = None

@@ -40,14 +40,23 @@ class Row:
         value = self[name]
         if not isinstance(value, str):
             raise TadError(f"{self.place}: field '{name}' should be a string, it is {type(value).__name__}")
-        return value
+        return self._check_unicode(name, value)
 
     def texts(self, name: str) -> list[str]:
         """A required field that must be a list of strings."""
         value = self[name]
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise TadError(f"{self.place}: field '{name}' should be a list of strings")
-        return value
+        return [self._check_unicode(name, item) for item in value]
+
+    def _check_unicode(self, name: str, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TadError(
+                f"{self.place}: field '{name}' holds half of a surrogate pair at character {error.start}; write the whole one"
+            ) from None
+        return text
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.values.get(name)
@@ -183,6 +192,8 @@ def parse_json(line: str, place: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise TadError(f"{place}: is not valid JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError):
+        raise TadError(f"{place}: is nested too deep, or holds a number of thousands of digits") from None
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

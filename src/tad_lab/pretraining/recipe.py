@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tad.config import Positive, Recipe, Share
+from tad.config import FolderName, Positive, Recipe, Share
 from tad.errors import TadError
 from tad.training.recipe import ObjectiveSection
 
@@ -102,7 +102,7 @@ class OptimizationSection(Recipe):
 class PretrainRecipe(Recipe):
     """Everything `tad pretrain` needs."""
 
-    name: str
+    name: FolderName
     model: ModelSection
     data: DataSection
     objective: ObjectiveSection = ObjectiveSection.model_validate({"name": "sft", "floor": 0.2})

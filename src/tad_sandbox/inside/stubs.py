@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 1.0
 ERRORS = {k: v for k, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, BaseException)}
 # An iterator of the tests that meets one of these ends quietly.
-_ENDINGS = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
+_ENDINGS = (StopIteration, StopAsyncIteration, GeneratorExit)
 _STANDARD_ERRORS = {
     "FrozenInstanceError": "dataclasses",
     "JSONDecodeError": "json.decoder",
@@ -127,7 +127,11 @@ class Judge:
         changed, around = self._changed_loans(), self.around()
         self.broken = "a call was interrupted"
         self.channel.send([operation, data, changed, self._encode(around)])
-        reply = self.channel.receive()
+        try:
+            reply = self.channel.receive()
+        except Gone as error:
+            self.broken = str(error) or "stopped answering"
+            raise
         try:
             kind, result, updates, printed, warned = reply
             value = decode(result, self._resolve)
@@ -222,9 +226,9 @@ class Judge:
         return self.kinds[number]
 
     def _read_error(self, number: Any, kind_data: Data, text: Any, args: Data) -> BaseException:
-        if kind_data in _ENDINGS:
-            return RuntimeError(f"the program raised {kind_data}")
         kind = self._read_kind(kind_data)
+        if issubclass(kind, _ENDINGS):
+            return RuntimeError(f"the program raised {kind.__name__}")
         values = decode(args, self._resolve)
         if type(values) is not tuple or type(text) is not str:
             raise Malformed("an error")
