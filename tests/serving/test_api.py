@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 from typing import Any
 
@@ -409,6 +410,30 @@ def test_logprobs_are_the_confidences_of_the_revealed_tokens(plain: LM, server: 
     completion = client.completions.create(model=server.model, prompt="Once", max_tokens=32, logprobs=1)
     parts = completion.choices[0].logprobs
     assert len(parts.tokens) == len(parts.token_logprobs) == len(parts.top_logprobs) == len(parts.text_offset)
+
+
+def test_refused_requests_do_not_fill_the_request_log(plain: LM, capfd: pytest.CaptureFixture[str]) -> None:
+    with live(plain, Settings(request_log=True)) as server:
+        client = server.client()
+        for _ in range(30):
+            client.get("/nowhere")
+        for _ in range(12):
+            client.get("/health")
+    lines = capfd.readouterr().err.splitlines()
+    assert 10 <= sum("other 404" in line for line in lines) <= 20  # a minute may end meanwhile
+    assert sum("/health 200" in line for line in lines) >= 12
+
+
+def test_an_answer_to_a_connection_that_broke_the_protocol_is_not_logged(
+    plain: LM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with live(plain, Settings()) as server:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.port)) as link:
+                link.sendall(head + b"0x5\r\nabcde\r\n0\r\n\r\n")
+                assert b" 400 " in link.recv(1000)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_request_log_has_a_line_per_request_and_no_text(

@@ -77,15 +77,30 @@ class _EngineCollector(Collector):
         )
 
 
+class Seldom:
+    """The same thing at most 10 times a minute: what clients can cause must not fill the log."""
+
+    def __init__(self) -> None:
+        self._minute, self._seen = 0, dict[str, int]()
+
+    def allows(self, what: str) -> bool:
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._seen = minute, {}
+        self._seen[what] = self._seen.get(what, 0) + 1
+        return self._seen[what] <= 10
+
+
 class MetricsMiddleware:
     """Counts responses by route, and writes the request log. A route that does not exist counts as `other`.
 
-    The log has a line per response: when, who, what, status, seconds and, of answers, tokens and forwards. No text of
+    The log has a line per response, of refused requests to one route 10 a minute: when, who, what, status, seconds and, of answers, tokens and forwards. No text of
     a request or an answer is in it, nor its path where that is no route of ours.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str], logged: bool) -> None:
         self.app, self.metrics, self.routes, self.logged = app, metrics, routes, logged
+        self.refused = Seldom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,7 +123,8 @@ class MetricsMiddleware:
             seconds = time.perf_counter() - began
             self.metrics.requests.labels(route, status).inc()
             self.metrics.seconds.labels(route).observe(seconds)
-            if self.logged:
+            answered = status.startswith(("2", "3"))
+            if self.logged and (answered or self.refused.allows(f"{route} {status}")):
                 client = (scope.get("client") or ("-",))[0]
                 facts = "".join(f" {name}={value}" for name, value in scope[FACTS].items())
                 when = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -7,18 +7,18 @@ import logging
 import math
 import os
 import socket
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 
 from tad.errors import TadError
 from tad.serving.connection import BACKLOG, Connection
 from tad.serving.engine import Engine
+from tad.serving.metrics import Seldom
 from tad.serving.settings import Settings
 
 KEY_VARIABLE = "TAD_API_KEY"
@@ -130,15 +130,13 @@ class Server(uvicorn.Server):
 
 
 class _Seldom(logging.Filter):
-    """A message at most 10 times a minute: what clients can cause must not fill the log."""
+    """Messages that clients can cause, seldom; none where an answer comes too late for a connection that h11 has closed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._minute, self._seen = 0, Counter[str]()
+        self._seldom = Seldom()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        minute = int(time.monotonic() // 60)
-        if minute != self._minute:
-            self._minute, self._seen = minute, Counter()
-        self._seen[str(record.msg)] += 1
-        return self._seen[str(record.msg)] <= 10
+        if record.exc_info and isinstance(record.exc_info[1], h11.LocalProtocolError):
+            return False
+        return self._seldom.allows(str(record.msg))
