@@ -154,6 +154,14 @@ def test_a_time_budget_becomes_a_number_of_steps_that_a_resumed_run_keeps(
     assert second.steps == first.steps
 
 
+def test_several_processes_do_not_each_plan_their_own_steps(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TadError, match="give --steps"):
+        convert(recipe(world), tmp_path / "run", minutes=1.0)
+
+
 def test_the_plan_counts_rows_and_says_which_token_is_the_mask(world: Path) -> None:
     found = plan(recipe(world))
     assert (found.rows, found.held_out, found.steps) == (11, 1, 6)

@@ -103,6 +103,8 @@ def convert(
     speed of the first rows. `lm` is the parent, where it is already loaded."""
     if any((out / name).exists() for name in (CONVERSION, "config.json")):
         raise TadError(f"{out}: already holds a model; choose another --out")
+    if minutes is not None and find_rank()[1] > 1:
+        raise TadError("--minutes is for one process, which measures its own speed; give --steps")
     if resume and minutes is not None:
         recipe = with_steps(recipe, _planned(out / RUN))
         minutes = None
