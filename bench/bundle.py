@@ -37,7 +37,7 @@ from tad.models.source import BUNDLED
 from tad.runs.record import LOG, RECORD, find_result, read_record
 from tad.tasks import Score
 from tad.trajectories.store import Trajectory, TrajectoryStore
-from tad.trajectories.window import read_report
+from tad.trajectories.window_report import read_report
 from tad_lab.study import Study, StudyRecipe
 
 DECAY_AT = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)

@@ -27,7 +27,7 @@ from tad.pipeline.costs import COST
 from tad.runs.record import LOG, RECORD, find_result
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.window import WINDOW
+from tad.trajectories.window_report import WINDOW
 from tad_lab.study import StudyRecipe
 from tad_lab.study.plan import DONE, STUDY, TUNING, UNGRADED, StudyPlan
 

@@ -22,7 +22,7 @@ from tad.tasks import Verdict
 from tad.training.recipe import DistillRecipe
 from tad.training.trainer import StepLog
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
-from tad.trajectories.window import Decay, Window, WindowReport, write_report
+from tad.trajectories.window_report import Decay, Window, WindowReport, write_report
 
 LENGTH = 64
 ATTACK = '<script>alert("x")</script><img src=x onerror=alert(1)>'

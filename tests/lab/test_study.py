@@ -27,7 +27,7 @@ from tad.evaluation.methods import read_outcomes
 from tad.evaluation.report.gather import gather
 from tad.runs.record import read_record
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.window import Decay, Window, WindowReport, write_report
+from tad.trajectories.window_report import Decay, Window, WindowReport, write_report
 from tad_lab.study import Study
 from tad_lab.study.cells import Source
 from tad_lab.study.plan import COLLECTED, DONE, MISSING, TRAINED, UNGRADED, WAITING

@@ -29,8 +29,8 @@ from tad.pipeline.recipe import RunRecipe, lay_over
 from tad.runs.record import last_call, read_record
 from tad.training.distill import distill
 from tad.trajectories.store import Trajectory, TrajectoryStore
-from tad.trajectories.window import Decay, Window, WindowReport, explain_windows, read_report
-from tad.trajectories.window import write_report as write_window
+from tad.trajectories.window_report import Decay, Window, WindowReport, explain_windows, read_report
+from tad.trajectories.window_report import write_report as write_window
 from tad_sandbox import NoSandboxError, Sandbox
 
 WORK = ("collect", "window", "distill", "evaluate")

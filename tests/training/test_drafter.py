@@ -27,7 +27,8 @@ from tad.trajectories.acceptance import accepted_drafts
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.window import measure_window, read_report
+from tad.trajectories.window import measure_window
+from tad.trajectories.window_report import read_report
 
 BLOCK = 4
 COLLECT = (

@@ -16,7 +16,7 @@ import tad
 from tad.models import LLADA, Family
 from tad.training.recipe import DistillRecipe
 from tad.trajectories.store import Trajectory
-from tad.trajectories.window import Decay, Window, WindowReport, write_report
+from tad.trajectories.window_report import Decay, Window, WindowReport, write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_lm import write_checkpoint

@@ -18,17 +18,8 @@ from tad.models import LM
 from tad.trajectories.partition import state
 from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import Trajectory
-from tad.trajectories.window import (
-    Decay,
-    Window,
-    WindowReport,
-    choose_windows,
-    find_crossing,
-    measure_decay,
-    read_report,
-    read_window,
-    write_report,
-)
+from tad.trajectories.window import choose_windows, find_crossing, measure_decay
+from tad.trajectories.window_report import Decay, Window, WindowReport, read_report, read_window, write_report
 from tiny_trajectory import make_trajectory
 
 LENGTH = 16

@@ -169,7 +169,8 @@ def window(
     from tad.runs.fingerprint import fingerprint_model
     from tad.trajectories.recipe import WindowSection
     from tad.trajectories.store import TrajectoryStore
-    from tad.trajectories.window import explain_windows, keep_better_window, measure_window, show_decay
+    from tad.trajectories.window import measure_window
+    from tad.trajectories.window_report import explain_windows, keep_better_window, show_decay
 
     store = TrajectoryStore.open(folder)
     given = {"limit": limit, "states": states, "distances": distances, "batch_size": batch_size}

@@ -45,7 +45,7 @@ from tad.training.recipe import DistillRecipe
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
-from tad.trajectories.window import WINDOW, explain_caps
+from tad.trajectories.window_report import WINDOW, explain_caps
 
 _FEW = 64  # questions of a collected task, to see whether its answers can be graded here
 STAGES = ("collect", "window", "distill", "evaluate", "report")

@@ -27,7 +27,8 @@ from tad.training.weights import detach
 from tad.trajectories.recipe import CollectRecipe, WindowSection
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.summary import summarise
-from tad.trajectories.window import WINDOW, explain_windows, measure_window, read_report, show_decay
+from tad.trajectories.window import measure_window
+from tad.trajectories.window_report import WINDOW, explain_windows, read_report, show_decay
 from tad.trajectories.workers import collect_here
 
 if TYPE_CHECKING:

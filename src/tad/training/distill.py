@@ -38,7 +38,7 @@ from tad.training.recipe import DistillRecipe, TrainingRecipe
 from tad.training.states import TrajectorySet, read_stores
 from tad.training.trainer import BetweenSteps, LossTrainer, RunSpec, base_arguments
 from tad.training.weights import gather_weights, save_model, save_stacked, save_weights
-from tad.trajectories.window import LEVELS, read_report, read_window
+from tad.trajectories.window_report import LEVELS, read_report, read_window
 
 Evaluate = Callable[[LM, int], Mapping[str, float]]
 """(the student, step) -> numbers to log. Runs on one process, between steps."""

@@ -10,19 +10,14 @@ the k-th token of a draft.
 End filler is what stands behind the first end token, whenever it was revealed: it is easy to foresee from any distance, and
 with it in the mean a curve hardly falls.
 
-`measure_window` does all of it on a store and leaves window.json and its picture there; the rest of this file are its parts:
-the curve, the crossings, the file, the same in words, and as a picture.
+`measure_window` does all of it on a store and leaves window.json and its picture there: `window_report` and `window_picture`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,61 +25,13 @@ import torch
 from tad.config import parse_recipe
 from tad.decoding.canvas import left_pad
 from tad.errors import TadError
-from tad.files import write_json
 from tad.models import LM
 from tad.trajectories.acceptance import accepted_drafts
 from tad.trajectories.partition import masked, state, unfinished_block
 from tad.trajectories.recipe import WindowSection
 from tad.trajectories.store import Trajectory, TrajectoryStore
-
-WINDOW = "window.json"
-FEW = 32  # trajectories below which a window is a guess
-LEVELS = {"quality": 0.5, "speed": 0.2}
-
-
-@dataclass(frozen=True)
-class Decay:
-    """The curve. Entry d - 1 of each list belongs to distance d."""
-
-    mean: list[float]
-    low: list[float]  # 95 % bootstrap interval over trajectories
-    high: list[float]
-    count: list[int]  # positions behind each mean
-    trajectories: int
-    states: int
-    filler: bool  # whether end filler counts
-
-
-@dataclass(frozen=True)
-class Window:
-    """Where the curve falls to a level: the crossing, the whole number to use, and the interval of the crossing."""
-
-    level: float
-    crossing: float  # nan where the curve does not fall so far within the measured steps; the window then is their cap
-    window: int
-    low: float
-    high: float
-
-    @property
-    def reached(self) -> bool:
-        return not math.isnan(self.crossing)
-
-    def __str__(self) -> str:
-        if self.reached:
-            return f"{self.window} ({self.low:.1f} to {self.high:.1f})"
-        return f"{self.window}, the cap: {self.level} is not reached"
-
-
-@dataclass(frozen=True)
-class WindowReport:
-    """What `tad window` writes."""
-
-    order: str
-    model: str
-    decay: Decay
-    with_filler: Decay
-    windows: dict[str, Window]
-    of: str = "confidence"  # or acceptance, of a converted model's drafts
+from tad.trajectories.window_picture import plot_decay
+from tad.trajectories.window_report import LEVELS, Decay, Window, WindowReport, write_report
 
 
 def measure_window(
@@ -265,174 +212,3 @@ def choose_windows(decay: Decay, sums: np.ndarray, seed: int = 0) -> dict[str, W
         whole = len(decay.mean) if math.isnan(crossing) else max(1, round(crossing))
         windows[name] = Window(level, crossing, whole, float(low), float(high))
     return windows
-
-
-def write_report(report: WindowReport, folder: str | Path) -> None:
-    """window.json beside the trajectories; recipes that say `window: quality` read it."""
-    write_json(Path(folder) / WINDOW, asdict(report))
-
-
-def read_report(folder: str | Path) -> WindowReport:
-    """What `measure_window` wrote into a store's directory."""
-    path = Path(folder) / WINDOW
-    try:
-        values = _with_nan(json.loads(path.read_bytes()))
-        decay, filled = (Decay(**values[name]) for name in ("decay", "with_filler"))
-        windows = {name: Window(**entry) for name, entry in values["windows"].items()}
-        of = str(values.get("of", "confidence"))
-        return WindowReport(values["order"], values["model"], decay, filled, windows, of)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise TadError(f"{path}: is not what 'tad window' writes; run 'tad window {folder}' again") from None
-
-
-def read_window(folder: str | Path, window: int | str) -> int:
-    """A window as recipes give it: a number, or `quality` / `speed` as measured by `tad window`."""
-    if isinstance(window, int):
-        return window
-    if window not in LEVELS:
-        raise TadError(f"window is a number, 'quality' or 'speed', not {window!r}")
-    if not (Path(folder) / WINDOW).is_file():
-        raise TadError(
-            f"window '{window}' has not been measured: run 'tad window {folder}' first, or give a number"
-        )
-    return read_report(folder).windows[window].window
-
-
-def explain_caps(used: Iterable[tuple[str, str | Path, int | str | None]]) -> str | None:
-    """A sentence about the windows of (student, store, window as its recipe gives it) that are the cap of the measurement."""
-    found: dict[str, None] = {}
-    for student, folder, window in used:
-        if window in LEVELS and (Path(folder) / WINDOW).is_file():
-            measured = read_report(folder).windows[str(window)]
-            if not measured.reached:
-                found[f"{student} {measured}"] = None
-    return f"Windows whose level the confidence does not fall to: {'; '.join(found)}." if found else None
-
-
-def _with_nan(value: Any) -> Any:
-    """JSON's null back to nan."""
-    if isinstance(value, dict):
-        return {key: _with_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_nan(item) for item in value]
-    return math.nan if value is None else value
-
-
-def keep_better_window(folder: Path, limit: int, states: int) -> None:
-    """Refuse to replace a window that was measured in more states than these would be."""
-    if not (folder / WINDOW).is_file():
-        return
-    try:
-        before = read_report(folder).decay
-    except TadError:  # damaged, so there is nothing to lose
-        return
-    if before.states > min(limit, before.trajectories) * states:
-        raise TadError(
-            f"{folder / WINDOW}: was measured in {before.states} states of {before.trajectories} trajectories, which is more "
-            f"than --limit {limit} --states {states}; raise them, or replace it with --overwrite"
-        )
-
-
-def explain_windows(report: WindowReport) -> list[str]:
-    """A line per window: where the curve falls to its level, or that it does not and what stands in."""
-    lines = []
-    for name, window in report.windows.items():
-        if not window.reached:
-            lines.append(
-                f"{name} window {window.window}, the cap: {report.of} does not fall to {window.level} within the {window.window} "
-                f"steps that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
-            )
-        else:
-            lines.append(
-                f"{name} window {window.window}: {report.of} falls to {window.level} after {window.crossing:.1f} steps "
-                f"(95 %: {window.low:.1f} to {window.high:.1f})"
-            )
-    if report.decay.trajectories < FEW:
-        lines.append(
-            f"WARNING: measured on {report.decay.trajectories} trajectories; with fewer than {FEW} the windows are a guess"
-        )
-    sizes = [window.window for window in report.windows.values()]
-    if len(set(sizes)) < len(sizes):
-        lines.append("the windows are equal, so students that differ in them alone are the same student")
-    return lines
-
-
-def show_decay(report: WindowReport) -> list[str]:
-    """The curve at a few distances."""
-    marks = [d for d in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128) if d <= len(report.decay.mean)]
-    values = {
-        "steps to reveal": [f"{d:>7d}" for d in marks],
-        report.of: [f"{report.decay.mean[d - 1]:>7.3f}" for d in marks],
-        "positions": [f"{report.decay.count[d - 1]:>7d}" for d in marks],
-    }
-    return [f"{name:15s}  " + "".join(cells) for name, cells in values.items()]
-
-
-_COLOURS = {
-    "answer": "#4053d3", "filler": "#9aa0b5", "quality": "#14826d", "speed": "#bf8b00", "level": "#777777", "text": "#222222",
-}  # fmt: skip
-
-
-def draw_decay(axes: Any, report: WindowReport, colours: Mapping[str, str] = _COLOURS) -> None:
-    """The decay curve with its interval and both windows, on matplotlib's axes."""
-    for decay, label, colour, at, is_below in (
-        (report.with_filler, "with end filler", colours["filler"], 3 / 4, False),
-        (report.decay, "answer", colours["answer"], 1 / 3, True),
-    ):
-        distance = np.arange(1, len(decay.mean) + 1)
-        axes.fill_between(distance, decay.low, decay.high, color=colour, alpha=0.18, linewidth=0, zorder=2)
-        axes.plot(distance, decay.mean, color=colour, zorder=3)
-        place = int(at * len(decay.mean))
-        rising = decay.mean[-1] > decay.mean[place]
-        axes.annotate(
-            label,
-            (place + 1, decay.mean[place]),
-            (-4, -12) if is_below else (0, 8),
-            textcoords="offset points",
-            ha="right" if is_below or rising else "left",  # to the side on which the line makes room
-            color=colour,
-            fontsize=9.5,
-        )
-    for name, window in report.windows.items():
-        colour, reached = colours.get(name, colours["level"]), window.reached
-        axes.axhline(window.level, color=colours["level"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        if reached and not math.isnan(window.low):
-            axes.axvspan(window.low, window.high, color=colour, alpha=0.25, linewidth=0, zorder=1)
-        if reached:
-            axes.axvline(window.window, color=colour, linewidth=1.3, zorder=2)
-        axes.annotate(
-            f"{name} {window.window}" if reached else f"{name} {window.window}, the cap: not reached",
-            (window.window, 1.0) if reached else (len(report.decay.mean), window.level),
-            (3, -2) if reached else (-2, 3),
-            textcoords="offset points",
-            va="top" if reached else "bottom",
-            ha="left" if reached else "right",
-            color=colours["text"],
-            fontsize=9.5,
-        )
-    drafts = report.of == "acceptance"
-    axes.set_xlabel("position in a draft" if drafts else "steps until the teacher reveals the token")
-    axes.set_ylabel("share of drafts kept so far" if drafts else "student's probability of it")
-    axes.set_ylim(0, 1.02)
-    axes.set_xlim(1, None)
-
-
-def plot_decay(report: WindowReport, stem: Path) -> list[Path]:
-    """The decay curve as PNG and SVG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    draw_decay(axes, report)
-    axes.set_title(
-        f"Confidence decay, order: {report.order} ({report.decay.trajectories} trajectories, "
-        f"{report.decay.states} states; bands: 95 %)",
-        fontsize=10,
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    return paths

@@ -31,7 +31,7 @@ from tad.pipeline.recipe import Values
 from tad.runs.record import find_result
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.window import WINDOW, explain_caps
+from tad.trajectories.window_report import WINDOW, explain_caps
 from tad_lab.study.cells import Base, Cell, Hashes, ResolvedMethod, Source, choose, resolve_methods
 from tad_lab.study.recipe import StudyRecipe
 from tad_lab.study.tuning import TrialResult, Tuning

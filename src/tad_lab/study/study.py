@@ -36,7 +36,7 @@ from tad.runs.record import describe_machine, find_result
 from tad.trajectories.grading import grade_store
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore, UngradedError
-from tad.trajectories.window import WINDOW
+from tad.trajectories.window_report import WINDOW
 from tad_lab.study.cells import Cell, Source
 from tad_lab.study.plan import (
     COLLECTED,

@@ -30,7 +30,7 @@ from tad.evaluation.analysis import CurvePoint, Estimate, ResultTable
 from tad.evaluation.report.gather import StoreData, TrainingData
 from tad.evaluation.report.styles import HUES, LIGHT, RC, Style, css_name
 from tad.evaluation.tables import describe_seeds, shorten
-from tad.trajectories.window import draw_decay
+from tad.trajectories.window_picture import draw_decay
 
 WIDTH, HEIGHT = 4.5, 3.2  # inches, at 72 to the inch
 _WRAP = 26  # letters in front of a bar

@@ -27,7 +27,7 @@ from tad.runs.record import LOG, RECORD, last_call, read_record
 from tad.trajectories.store import META as STORE_META
 from tad.trajectories.store import StoreMeta, TrajectoryStore
 from tad.trajectories.summary import StoreSummary, summarise
-from tad.trajectories.window import WINDOW, WindowReport, read_report
+from tad.trajectories.window_report import WINDOW, WindowReport, read_report
 
 Say = Callable[[str], None]
 
