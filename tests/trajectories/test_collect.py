@@ -22,9 +22,12 @@ from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import load
 from tad.tasks import Verdict, get_task
-from tad.trajectories.collect import Collector, CollectProgress, Nobody, _by_majority
+from tad.trajectories.collect import Collector
 from tad.trajectories.jsonl_format import export_rows
+from tad.trajectories.listener import CollectProgress, NullListener
+from tad.trajectories.majority import judge_by_vote, vote
 from tad.trajectories.mix import list_examples
+from tad.trajectories.preview import take_preview
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, TrajectoryStore
@@ -38,7 +41,7 @@ def whole(world: Path) -> TrajectoryStore:
     return run(world, world / "whole")
 
 
-class Heard(Nobody):
+class Heard(NullListener):
     """What a collection said; asks it to stop after some shards."""
 
     def __init__(self, stop_after: int | None = None) -> None:
@@ -192,7 +195,7 @@ def test_a_reference_that_hurts_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     given = {"model": "nano-llada", "tasks": [{"name": f"jsonl:{tmp_path / 'own.jsonl'}"}], "gen_length": 96}
     recipe = parse_recipe(CollectRecipe, {**given, "device": "cpu"})
-    found = Collector(load("nano-llada", device="cpu"), recipe).preview()
+    found = take_preview(Collector(load("nano-llada", device="cpu"), recipe))
     assert found is not None
     assert found.right < found.right_without
     assert any("instruction" in line for line in found.describe())
@@ -268,11 +271,11 @@ def test_majority_votes_replace_the_reference_and_never_see_the_gold(world: Path
     collector = Collector(lm, recipe)
     said = iter(vote for vote in ("so #### 8", "3 + 4 #### 7", "#### 7") for _ in range(EXAMPLES))
     collector.lm.decode = lambda ids, skip_special=True: next(said)  # type: ignore[method-assign]
-    items = collector._with_majority(collector.items)
+    items = vote(collector, collector.items)
     assert {(item.reference, item.voted, item.origin) for item in items} == {
         ("3 + 4 #### 7", "7", "majority")
     }
-    right, other = (_by_majority(items[0], Verdict(True, "", extracted)).correct for extracted in ("7", "8"))
+    right, other = (judge_by_vote(items[0], Verdict(True, "", extracted)).correct for extracted in ("7", "8"))
     assert right
     assert not other
 

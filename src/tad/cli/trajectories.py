@@ -17,7 +17,7 @@ from tad.files import finite
 
 if TYPE_CHECKING:
     from tad.models import LM
-    from tad.trajectories.collect import CollectProgress
+    from tad.trajectories.listener import CollectProgress
     from tad.trajectories.recipe import CollectRecipe
     from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
 

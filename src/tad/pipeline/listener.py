@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tad.evaluation.run import OnProgress
 from tad.evaluation.sweep import Setting
-from tad.trajectories.collect import CollectListener, Nobody
+from tad.trajectories.listener import CollectListener, NullListener
 
 
 class Listener(CollectListener, Protocol):
@@ -20,8 +20,8 @@ class Listener(CollectListener, Protocol):
     def step(self, step: int, steps: int | None) -> None: ...
 
 
-class Silent(Nobody):
-    """Nobody."""
+class Silent(NullListener):
+    """Hears nothing and asks for nothing."""
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:

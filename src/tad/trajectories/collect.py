@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 import torch
 
@@ -23,53 +22,17 @@ from tad.models import LM
 from tad.runs.fingerprint import row_seed
 from tad.tasks import Verdict
 from tad.trajectories.grading import count_verdicts, describe_wrong, judge, read_text
+from tad.trajectories.listener import CollectListener, CollectProgress, NullListener
+from tad.trajectories.majority import judge_by_vote, vote
 from tad.trajectories.mix import Item, mix_tasks
+from tad.trajectories.preview import take_preview
 from tad.trajectories.privileged import plain_ids, privileged_ids
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import Rollout, RolloutConfig, roll_out
 from tad.trajectories.store import ShardStats, StoreMeta, Trajectory, TrajectoryStore
 
 UNSURE = 0.5  # the teacher's confidence below which a reveal is reported
-PREVIEW = 8  # questions that are looked at before a collection
 _SHOWN = 3  # wrong texts that a warning has
-
-
-@dataclass(frozen=True)
-class CollectProgress:
-    """How far a call is: rollouts made of those it has to make, and how many of the graded ones were right."""
-
-    done: int
-    total: int
-    right: int
-    graded: int
-
-
-class CollectListener(Protocol):
-    """Who is told how a collection goes on, and may ask it to stop after the shard in flight."""
-
-    def say(self, line: str) -> None: ...
-
-    def rollouts(self, progress: CollectProgress) -> None: ...
-
-    def shard(self, shard: int, stats: ShardStats) -> None: ...
-
-    def stopping(self) -> bool: ...
-
-
-class Nobody:
-    """Hears nothing and asks for nothing."""
-
-    def say(self, line: str) -> None:
-        pass
-
-    def rollouts(self, progress: CollectProgress) -> None:
-        pass
-
-    def shard(self, shard: int, stats: ShardStats) -> None:
-        pass
-
-    def stopping(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -135,7 +98,7 @@ class Collector:
         return self.recipe.samples * sum(len(self._items(shard)) for shard in shards)
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         """For a prompt."""
         return self.lm.context - self.recipe.gen_length
 
@@ -149,17 +112,17 @@ class Collector:
         """The rollouts of a shard, ungraded; None for a prompt that does not fit the context."""
         items = self._items(shard)
         if self.recipe.reference == "majority":
-            items = self._with_majority(items)
+            items = vote(self, items)
         requests = [request for item in items for request in self.requests(item)]
-        return self._roll_fitting(requests, on_done)
+        return self.roll_fitting(requests, on_done)
 
-    def _roll_fitting(
+    def roll_fitting(
         self, requests: list[RolloutRequest], on_done: Callable[[int], None] | None = None
     ) -> list[tuple[RolloutRequest, Rollout | None]]:
         fitting = [
             i
             for i, request in enumerate(requests)
-            if max(len(request.plain), len(request.privileged)) <= self._room
+            if max(len(request.plain), len(request.privileged)) <= self.room
         ]
         found: dict[int, Rollout] = {}
         if self.recipe.reference == "where-needed":
@@ -167,7 +130,7 @@ class Collector:
             if found and on_done is not None:
                 on_done(len(found))
         rest = [i for i in fitting if i not in found]
-        found |= dict(zip(rest, self._roll([requests[i] for i in rest], on_done=on_done), strict=True))
+        found |= dict(zip(rest, self.roll([requests[i] for i in rest], on_done=on_done), strict=True))
         return [(request, found.get(i)) for i, request in enumerate(requests)]
 
     def _roll_unaided(self, requests: list[RolloutRequest], left: list[int]) -> dict[int, Rollout]:
@@ -186,7 +149,7 @@ class Collector:
             config = self.config
             if attempt:
                 config = replace(config, temperature=self.recipe.vote_temperature)
-            rolled = self._roll(tried, config, [request.plain for request in tried])
+            rolled = self.roll(tried, config, [request.plain for request in tried])
             verdicts = self._verdicts(list(zip(tried, rolled, strict=True)))
             for i, request, rollout, verdict in zip(left, tried, rolled, verdicts, strict=True):
                 if verdict is not None and verdict.correct:
@@ -244,24 +207,6 @@ class Collector:
         )
         return rows, count_verdicts(stats, judged)
 
-    def preview(self) -> Preview | None:
-        """A few questions with the reference and without; None where there is no such choice, or no grader."""
-        recipe = self.recipe
-        items = [item for item in self.items if item.graded]
-        if not recipe.privileged or recipe.reference != "gold" or recipe.tokens != "teacher" or not items:
-            return None
-        chosen = items[:: max(1, len(items) // PREVIEW)][:PREVIEW]
-        shown = [next(self.requests(item)) for item in chosen]
-        right = {}
-        with torch.inference_mode():
-            for name in ("plain", "privileged"):  # the wrong texts that are left are the teacher's
-                self.wrong.clear()
-                requests = [replace(request, privileged=getattr(request, name)) for request in shown]
-                right[name] = self.grade(self._roll_fitting(requests))[1].correct
-        found = Preview(len(chosen), right["privileged"], right["plain"], tuple(self.wrong))
-        self.wrong.clear()
-        return found
-
     def requests(self, item: Item) -> Iterator[RolloutRequest]:
         """The rollouts of an example, with the prompts of teacher and student."""
         lm, recipe = self.lm, self.recipe
@@ -279,7 +224,7 @@ class Collector:
                 item, sample, row_seed(recipe.seed, item.example.id, sample), plain, shown, written
             )
 
-    def _roll(
+    def roll(
         self,
         requests: list[RolloutRequest],
         config: RolloutConfig | None = None,
@@ -317,61 +262,8 @@ class Collector:
         }
         for i, verdict in zip(asked, judge(self.lm, list(asked.values())), strict=True):
             item = asked[i][0]
-            verdicts[i] = _by_majority(item, verdict) if item.origin == "majority" else verdict
+            verdicts[i] = judge_by_vote(item, verdict) if item.origin == "majority" else verdict
         return verdicts
-
-    def _with_majority(self, items: list[Item]) -> list[Item]:
-        """Replace each reference by an unprivileged sample that has the samples' most common answer. The gold is not looked at.
-
-        The whole text, as of a gold reference: a model need not know what to do with a bare answer."""
-        votes: list[dict[str, list[str]]] = [{} for _ in items]  # answer -> texts that end with it
-        config = RolloutConfig(block=self.recipe.block, temperature=self.recipe.vote_temperature)
-        asked = [next(self.requests(item)) for item in items]
-        able = [i for i, request in enumerate(asked) if len(request.plain) <= self._room]
-        for vote in range(self.recipe.votes):
-            tried = []
-            for i in able:
-                seed = row_seed(self.recipe.seed, f"{items[i].example.id}/vote", vote)
-                tried.append(replace(asked[i], seed=seed))
-            rolled = self._roll(tried, config, [request.plain for request in tried])
-            for i, request, rollout in zip(able, tried, rolled, strict=True):
-                text = read_text(self.lm, request.item, rollout.tokens)
-                # Only what was extracted is used: whether it is right stays unknown to the vote.
-                verdict = request.item.task.grade(request.item.example, text)
-                if verdict.extracted is not None:
-                    votes[i].setdefault(verdict.extracted, []).append(text)
-        chosen = []
-        for item, cast in zip(items, votes, strict=True):
-            voted = max(sorted(cast), key=lambda answer: len(cast[answer]), default=None)
-            text = "" if voted is None else cast[voted][0]
-            chosen.append(replace(item, reference=text, origin="majority", voted=voted))
-        return chosen
-
-
-@dataclass(frozen=True)
-class Preview:
-    """How a few questions went before a collection: right with the reference, right without, and wrong texts."""
-
-    asked: int
-    right: int
-    right_without: int
-    wrong: tuple[str, ...]
-
-    def describe(self) -> Iterator[str]:
-        """Lines to be read; more than one where something is wrong."""
-        yield (
-            f"a look at {self.asked} questions: {self.right} right with the reference, {self.right_without} without"
-        )
-        if self.right < self.right_without:
-            yield (
-                "WARNING: the reference makes the teacher worse. `tad collect RECIPE --show` prints its prompt; give the task "
-                "an instruction its model knows (tasks: options: {instruction: ...}), or set reference: where-needed"
-            )
-        elif 2 * self.right < self.asked:
-            yield "WARNING: fewer than half are right, and only right ones are kept (keep: correct)"
-        else:
-            return
-        yield from (f"  wrong: {text}" for text in self.wrong)
 
 
 def fill(
@@ -382,10 +274,10 @@ def fill(
 ) -> None:
     """Generate, grade and write shards: the next one is generated while one is graded. A new store is begun with a look at
     a few questions, and a call that kept fewer than half ends with a warning, and with that look where there was none."""
-    told = listener or Nobody()
+    told = listener or NullListener()
     total, made = collector.count(shards), list[ShardStats]()
     done, looked = 0, 0 in shards
-    if looked and (found := collector.preview()) is not None:
+    if looked and (found := take_preview(collector)) is not None:
         for line in found.describe():
             told.say(line)
 
@@ -421,17 +313,9 @@ def fill(
         told.say(f"WARNING: {kept} of {attempted} rollouts were kept; the last wrong ones:")
         for text in collector.wrong:
             told.say(f"  wrong: {text}")
-        if not looked and (found := collector.preview()) is not None:
+        if not looked and (found := take_preview(collector)) is not None:
             for line in itertools.islice(found.describe(), 2):
                 told.say(line)
-
-
-def _by_majority(item: Item, verdict: Verdict) -> Verdict:
-    """Agreement with the majority answer takes the place of the gold."""
-    agrees = item.voted is not None and verdict.extracted == item.voted
-    return Verdict(
-        agrees, "agrees with the majority" if agrees else "differs from the majority", verdict.extracted
-    )
 
 
 def _name(request: RolloutRequest) -> str:

@@ -15,7 +15,8 @@ from tad.errors import MissingExtraError
 from tad.models import LM, load
 from tad.models.source import locate
 from tad.runs.identity import find_rank
-from tad.trajectories.collect import CollectListener, Collector, fill
+from tad.trajectories.collect import Collector, fill
+from tad.trajectories.listener import CollectListener
 from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.store import ShardStats, Trajectory, TrajectoryStore
 
