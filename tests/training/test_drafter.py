@@ -28,7 +28,7 @@ from tad.trajectories.recipe import CollectRecipe
 from tad.trajectories.rollout import RolloutConfig
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window import measure_window
-from tad.trajectories.window_report import read_report
+from tad.trajectories.window_report import read_report, show_decay
 
 BLOCK = 4
 COLLECT = (
@@ -128,6 +128,7 @@ def test_the_window_of_a_converted_model_comes_from_its_acceptance(world: Path) 
     assert all(a >= b - 0.1 for a, b in zip(report.decay.mean, report.decay.mean[1:], strict=False))
     assert read_report(store.folder) == report
     assert 1 <= report.windows["quality"].window <= BLOCK
+    assert show_decay(report)[0].startswith("position ")
 
 
 def test_only_the_adapter_learns_and_the_parents_bits_stay(world: Path, tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ class WindowReport:
     windows: dict[str, Window]
     of: str = "confidence"  # or acceptance, of a converted model's drafts
 
+    @property
+    def unit(self) -> str:
+        """What a distance counts: steps until a reveal, or positions of a draft."""
+        return "positions" if self.of == "acceptance" else "steps"
+
 
 def write_report(report: WindowReport, folder: str | Path) -> None:
     """window.json beside the trajectories; recipes that say `window: quality` read it."""
@@ -135,12 +140,12 @@ def explain_windows(report: WindowReport) -> list[str]:
         if not window.reached:
             lines.append(
                 f"{name} window {window.window}, the cap: {report.of} does not fall to {window.level} within the {window.window} "
-                f"steps that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
+                f"{report.unit} that were measured (it is {report.decay.mean[-1]:.2f} there), so all of those count as near"
             )
         else:
             lines.append(
-                f"{name} window {window.window}: {report.of} falls to {window.level} after {window.crossing:.1f} steps "
-                f"(95 %: {window.low:.1f} to {window.high:.1f})"
+                f"{name} window {window.window}: {report.of} falls to {window.level} after {window.crossing:.1f} "
+                f"{report.unit} (95 %: {window.low:.1f} to {window.high:.1f})"
             )
     if report.decay.trajectories < FEW:
         lines.append(
@@ -156,7 +161,7 @@ def show_decay(report: WindowReport) -> list[str]:
     """The curve at a few distances."""
     marks = [d for d in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128) if d <= len(report.decay.mean)]
     values = {
-        "steps to reveal": [f"{d:>7d}" for d in marks],
+        "position" if report.unit == "positions" else "steps to reveal": [f"{d:>7d}" for d in marks],
         report.of: [f"{report.decay.mean[d - 1]:>7.3f}" for d in marks],
         "positions": [f"{report.decay.count[d - 1]:>7d}" for d in marks],
     }
