@@ -246,8 +246,8 @@ class VerifiedBatch:
                 guessed += range(row.generated + end + 1, row.generated + end + masks)
             wanted.append(asked)
             where += [(row.request.seed, one) for one in guessed]
-        fewest = max(map(len, wanted))
-        logits_at = torch.tensor([[*one, *[0] * (fewest - len(one))] for one in wanted])
+        widest = max(map(len, wanted))
+        logits_at = torch.tensor([[*one, *[0] * (widest - len(one))] for one in wanted])
         noisy = torch.arange(length)[None] >= frontier if most else None
         hidden = self.model(
             ids.to(device),
@@ -258,7 +258,7 @@ class VerifiedBatch:
             logits_at=logits_at.to(device),
             head=False,
         ).hidden
-        real = torch.arange(fewest) < torch.tensor([len(one) for one in wanted])[:, None]
+        real = torch.arange(widest) < torch.tensor([len(one) for one in wanted])[:, None]
         samples = self._sample(hidden[real.to(device)], torch.tensor(where, device=device))
         return samples, self._proposed(samples, wanted, groups)
 
