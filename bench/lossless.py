@@ -5,12 +5,18 @@
 Every setting decodes the same prompts, one row at a time; settings take turns problem by problem, so that a busy machine slows all
 alike. The texts are compared token by token with those of `autoregressive`. `--lookup` also runs the parent in `transformers` with
 drafts copied from the prompt (`prompt_lookup_num_tokens`), greedily, and counts its forwards. Standard errors are over problems.
+
+    python bench/lossless.py toy --write-toy
+
+writes what is needed without a checkpoint: a network of random weights that reads bytes (toy/base), and sums in words to train it on
+and to ask it (toy/train.jsonl, toy/test.jsonl).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -150,6 +156,60 @@ def prompt_lookup(folder: Path, ends: Sequence[int], drafts: int) -> Callable[[l
     return run
 
 
+def write_toy(folder: Path) -> None:
+    """A small network that reads bytes, with random weights, and templated sums."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    special = ["<|begin|>", "<|endoftext|>", "<|free|>", "<|im_start|>", "<|im_end|>"]
+    torch.manual_seed(5)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=264, hidden_size=96, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=6,
+            intermediate_size=256, max_position_embeddings=512, tie_word_embeddings=True,
+            bos_token_id=256, eos_token_id=257, pad_token_id=257,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(0.1 * torch.randn(weight.shape))
+    model.save_pretrained(folder / "base")
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    tokenizer.save(str(folder / "base" / "tokenizer.json"))
+    template = (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    settings = {"eos_token": special[1], "pad_token": special[1], "chat_template": template}
+    (folder / "base" / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+    )
+    draw = random.Random(0)
+    for name, count in (("train", 6000), ("test", 64)):
+        rows = [_sum_in_words(draw) for _ in range(count)]
+        if name == "test":
+            rows = [{**row, "answer": row["answer"].split("#### ")[1], "grader": "number"} for row in rows]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _sum_in_words(draw: random.Random) -> dict[str, str]:
+    name = draw.choice(["Tom", "Ann", "Mia", "Leo", "Sam", "Eve"])
+    things = draw.choice(["apples", "books", "coins", "pens", "eggs"])
+    first, more = draw.randint(2, 30), draw.randint(2, 30)
+    both = first + more
+    gone = draw.randint(1, both - 1)
+    return {
+        "question": f"{name} has {first} {things}, buys {more} more and gives away {gone}. How many {things} are left?",
+        "answer": f"{name} has {first} + {more} = {both} {things}. After giving away {gone}, {both} - {gone} = {both - gone}"
+        f" {things} are left. #### {both - gone}",
+    }
+
+
 def show(found: Sequence[Measured]) -> str:
     """A table in Markdown."""
     lines = [
@@ -170,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", help="a converted model")
+    parser.add_argument("--write-toy", action="store_true", help="write the toy to this directory, and end")
     parser.add_argument("--task", default="gsm8k")
     parser.add_argument("--data-dir")
     parser.add_argument("--limit", type=int, default=32)
@@ -180,6 +241,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lookup", help="the parent's directory, to run prompt lookup with transformers")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     given = parser.parse_args(arguments)
+    if given.write_toy:
+        write_toy(Path(given.model))
+        return
     lm = tad.load(given.model, dtype="fp32")
     task = get_task(given.task, given.data_dir)
     prompts = [plain_ids(lm, task, example) for example in task.examples()[: given.limit]]
