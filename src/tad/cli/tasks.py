@@ -66,6 +66,9 @@ def grade(
     extraction: Annotated[
         str | None, typer.Option(help="How answers are read: gsm8k exact, flexible; math box, math-verify.")
     ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Of programs: apart, or together where tests ask for more than values.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Graders at work at once (default: one per core).")
     ] = None,
@@ -80,6 +83,8 @@ def grade(
     options: dict[str, Any] = {}
     if extraction is not None:
         options["extraction"] = extraction
+    if judge is not None:
+        options["judge"] = judge
     if unsafe_no_sandbox:
         options["contained"] = False
     chosen = get_task(task, data_dir, **options)
@@ -109,7 +114,8 @@ def grade(
         f"{task} {split or chosen.default_split}: {100 * score.accuracy:.2f}%{error}  ({score.correct} of {score.count})"
     )
     for (correct, reason), count in reasons.most_common():
-        typer.echo(f"  {count:6,}  {'right' if correct else 'wrong'}  {reason}")
+        verdict = "right" if correct else "-----" if reason.startswith("cannot judge") else "wrong"
+        typer.echo(f"  {count:6,}  {verdict}  {reason}")
 
 
 def _grade(task: Task, pairs: list[tuple[Example, str]], workers: int | None) -> list[Verdict]:
