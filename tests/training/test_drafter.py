@@ -20,7 +20,7 @@ from tad.config import load_recipe
 from tad.errors import TadError
 from tad.models import AttentionMask, BlockLayout
 from tad.models.attention import open_block
-from tad.training.convert import convert
+from tad.training.convert import convert, plan
 from tad.training.distill import distill
 from tad.training.recipe import ConvertRecipe, DistillRecipe
 from tad.trajectories.acceptance import accepted_drafts
@@ -198,3 +198,14 @@ def test_the_bundled_recipes_are_the_documented_path(world: Path, tmp_path: Path
     changes = [f"model={world / 'converted'}", f"trajectories=[{world / 'of-parent'}]", *small]
     outcome = distill(load_recipe(DistillRecipe, "drafter", changes), tmp_path / "run", quiet=True)
     assert tad.load(outcome.path).conversion is not None
+
+
+def test_a_parents_own_answers_are_texts_for_its_conversion_and_those_of_others_are_not(world: Path) -> None:
+    values = {
+        "name": "own", "data": [{"source": str(world / "of-parent")}], "block": BLOCK, "report_to": [], "device": "cpu",
+        "objective": {"name": "causal-blocks"}, "learning": {"steps": 1}, "batch": {"size": 4, "micro": 4}, "held_out": 0,
+    }  # fmt: skip
+    assert plan(ConvertRecipe.model_validate({**values, "model": str(world / "parent")})).rows == 9
+    other = write_autoregressive(world / "other", seed=5)
+    with pytest.raises(TadError, match="trajectories of another model"):
+        plan(ConvertRecipe.model_validate({**values, "model": str(other)}))

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from tad.errors import TadError
 from tad.models import LM
-from tad.runs.fingerprint import fingerprint_model, row_seed
+from tad.runs.fingerprint import row_seed
 from tad.tasks import get_task, task_names
 from tad.tasks.source import SUFFIXES, Row, read_rows
 from tad.training.recipe import TextSection
-from tad.training.states import TrajectorySet
+from tad.training.states import TrajectorySet, check_store
 from tad.trajectories.privileged import plain_ids
 from tad.trajectories.store import META, TrajectoryStore
 
@@ -171,8 +171,7 @@ def _read_store(folder: Path, lm: LM) -> Iterator[Text]:
     """The generations of a store, up to the end of each answer; of this model, whose own answers they are."""
     store = TrajectoryStore.open(folder)
     store.check_graded()
-    if store.meta.model != fingerprint_model(lm):
-        raise TadError(f"{folder}: trajectories of another model than {lm.source}; collect with this one")
+    check_store(store, lm)
     for row in store.rows():
         real = max((place + 1 for place, step in enumerate(row.reveal) if step <= row.n_real), default=0)
         if real:
