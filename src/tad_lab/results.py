@@ -229,7 +229,7 @@ def wrong_quotes(text: str, folder: Path) -> list[str]:
     """Quoted numbers that are not those of the results, in words."""
     found = []
     for number, name, key in _QUOTE.findall(text):
-        entries = read(folder, name)["entries"]
+        entries = read(folder, name).get("entries", {})
         if key not in entries:
             found.append(f"{number}: {name} has no entry '{key}'")
         elif show(entries[key]).quoted != number:
