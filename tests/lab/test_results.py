@@ -61,15 +61,15 @@ def test_results_are_small_and_every_claim_is_stored() -> None:
 
 def test_a_claim_is_made_again_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first problems of each family; of as many rows one may be rounded otherwise on another processor."""
-    monkeypatch.setitem(CLAIMS, "nano-llada-speed", replace(CLAIMS["nano-llada-speed"], size=3))
+    monkeypatch.setitem(CLAIMS, "nano-llada-speed", replace(CLAIMS["nano-llada-speed"], size=2))
     made = claims.decode_claim("nano-llada-speed")
     stored = read(RESULTS, "claims")["entries"]["nano-llada-speed"]
     kept = {(row[0], row[1]): row for row in stored["rows"]}
     assert made["fingerprints"] == stored["fingerprints"]
     assert all(row[2] == kept[row[0], row[1]][2] for row in made["rows"])  # the same problems
     found = compare(made, stored | {"rows": [kept[row[0], row[1]] for row in made["rows"]]})
-    assert found.rows == 9
-    assert found.identical >= 8
+    assert found.rows == 6
+    assert found.identical >= 5
 
 
 def test_a_comparison_sees_other_tokens_other_speed_and_other_verdicts() -> None:
