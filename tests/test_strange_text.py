@@ -103,3 +103,12 @@ def test_a_strange_name_of_a_model_is_one_short_line_on_the_terminal(name: str) 
     assert found.stderr.startswith("error: ")
     assert found.stderr.count("\n") == 1
     assert len(found.stderr) < 3000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("size", [1]), ("size", "[1]"), ("seed", {"a": 1}), ("size", "x" * 10**6)]
+)
+def test_a_strange_option_of_a_task_is_named(option: str, value: object) -> None:
+    with pytest.raises(TadError, match=f"task 'nano-word': option '{option}' should be") as caught:
+        get_task("nano-word", **{option: value})
+    assert len(str(caught.value)) < 500

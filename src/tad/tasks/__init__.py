@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from tad.errors import TadError
 from tad.plugins import additions, resolve
@@ -81,8 +83,19 @@ def get_task(name: str, data_dir: str | Path | None = None, **options: Any) -> T
     for option in options:
         if option not in known:
             raise TadError(f"task '{name}' has no option '{option}'; it has: {', '.join(known) or 'none'}")
+        options[option] = _read_option(name, build, option, options[option])
     task: Task = build(data_dir=data_dir, **options)
     return task
+
+
+def _read_option(task: str, build: Any, option: str, value: Any) -> Any:
+    """A value from a recipe or a command must be of the option's type."""
+    hint = get_type_hints(getattr(build, "__init__") if isinstance(build, type) else build).get(option, Any)  # noqa: B009
+    try:
+        return TypeAdapter(hint, config={"arbitrary_types_allowed": True}).validate_python(value)
+    except ValidationError:
+        kind = getattr(hint, "__name__", str(hint)).replace("typing.", "")
+        raise TadError(f"task '{task}': option '{option}' should be {kind}; it is {value!r:.100}") from None
 
 
 def check_contamination(train_tasks: Iterable[str], eval_tasks: Iterable[str], allow: bool = False) -> None:
