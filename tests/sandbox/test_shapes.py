@@ -1,4 +1,4 @@
-"""Every wrong program against tests of every shape: none passes, and the right program passes them all."""
+"""Wrong programs against tests of every shape: none passes, and the right program passes them all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from wrong_programs import MODULES, PACKAGES, PROGRAMS, RIGHT, SHAPES
 from tad_sandbox import Job, Limits, Sandbox
 
 SCRIPTS = [(program, tests, False) for program, tests in product(PROGRAMS, SHAPES)]
-PAIRS = [*SCRIPTS, *((program, tests, True) for program, tests in product([*PROGRAMS, *PACKAGES], MODULES))]
+# Of the programs that answer for themselves, those that have another effect in a module than in a script.
+ANSWERS = (
+    "true, member, generator, raises own stop, raises skip, array empty, array half, kind2, updates, loan"
+)
+CHOSEN = [name for name in PROGRAMS if not name.startswith("answer ")]
+CHOSEN += [*(f"answer {name}" for name in ANSWERS.split(", ")), *PACKAGES]
+# Numpy compares an empty list with anything and finds no difference: such tests pass a wrong plain value.
+WEAK = set(product(("range", "empty list", "answer loan"), ("numpy testing", "numpy all")))
+PAIRS = [*SCRIPTS, *((*pair, True) for pair in product(CHOSEN, MODULES) if pair not in WEAK)]
 BOXES = {
     module: Sandbox(Limits(seconds=120, cpu_seconds=10, memory=2 << 30), packages=module)
     for module in (False, True)
