@@ -42,10 +42,10 @@ class PackedQueries(NamedTuple):
     token_place: Tensor  # KV position in its row
     rope_position: Tensor  # position in the row's own text
     kv_index: Tensor  # in the buffers of keys and values
-    every: QueryLayout  # of the tokens
+    all_queries: QueryLayout  # of the tokens
     source: Tensor  # [candidates] KV position whose output predicts the candidate
     source_token: Tensor  # index into the tokens
-    some: QueryLayout  # of the candidates
+    candidate_queries: QueryLayout  # of the candidates
     asked: Queries
 
 
@@ -66,9 +66,9 @@ def pack_queries(
     place = torch.where(inside, torch.where(place < gap[row], place, place + left_out[row]), 0)
     position, valid, forced = select_candidates(rows, spec, shape.widest)
     padded_index, wanted_row, source = _wanted(position, valid, spec, shape.candidates)
-    every = rows.start[:, None] + torch.arange(shape.window, device=device)
-    every = torch.where(every < gap[:, None], every, every + left_out[:, None])
-    some = spec.prompt_len + position - spec.logit_shift
+    positions = rows.start[:, None] + torch.arange(shape.window, device=device)
+    positions = torch.where(positions < gap[:, None], positions, positions + left_out[:, None])
+    candidates = spec.prompt_len + position - spec.logit_shift
     opened = rows.open_block(spec)
     alone = slots == 1  # nothing is packed then, and padding is computed like the rest
 
@@ -88,9 +88,9 @@ def pack_queries(
         token_place=place,
         rope_position=(place - rows.pad[row]).clamp(min=0),
         kv_index=torch.where(inside, row * (kv_len + 1) + place, kv_len),
-        every=QueryLayout(
+        all_queries=QueryLayout(
             torch.where(inside, row * shape.window + offset, slots * shape.window),
-            bias(every),
+            bias(positions),
             spans(rows.queries, row, place),
         ),
         source=source,
@@ -100,7 +100,9 @@ def pack_queries(
             - rows.start[wanted_row]
             - torch.where(source < gap[wanted_row], 0, left_out[wanted_row])
         ).clamp(0, shape.tokens - 1),
-        some=QueryLayout(padded_index, bias(some), spans(valid.sum(1), wanted_row, source)),
+        candidate_queries=QueryLayout(
+            padded_index, bias(candidates), spans(valid.sum(1), wanted_row, source)
+        ),
         asked=Queries(
             position,
             valid,

@@ -86,22 +86,24 @@ class Network:
         slots, kv_len = canvas.shape
         x = self.model.embedding()(canvas[at.token_row, at.token_place])
         cos, sin = (table[at.rope_position] for table in rope)
-        every, some = (_for_heads(layout, self.shape, x.dtype) for layout in (at.every, at.some))
+        all_queries, candidates = (
+            _for_heads(layout, self.shape, x.dtype) for layout in (at.all_queries, at.candidate_queries)
+        )
         attended: Tensor | None = None
         for number, layer in enumerate(self.layers):
             keys, values = kv.layer(number)
             trims = number == last and not keep
             written = (cos, sin, at.kv_index, keys, values, at.source_token if trims else None)
             if attended is None:
-                x, query = ops.enter(x, layer, *written)
+                x, query = ops.first_layer(x, layer, *written)
             else:
-                x, query = ops.cross(x, attended, self.layers[number - 1], layer, *written)
+                x, query = ops.layer_boundary(x, attended, self.layers[number - 1], layer, *written)
             if ops.rope_kernel and not trims:
                 bias = layer.qkv.bias if ops.partials else None
                 query = apply_rope_and_write(
                     query, bias, layer.head_norms, cos, sin, at.kv_index, keys, values, self.shape
                 )
-            layout, width = (some, sizes.widest) if trims else (every, sizes.window)
+            layout, width = (candidates, sizes.widest) if trims else (all_queries, sizes.window)
             if layout.spans is not None:
                 attended = _attend_spans(
                     query, keys, values, layout.spans, width, kv_len + 1, ops.input_dtype
@@ -109,7 +111,7 @@ class Network:
             else:
                 attended = _attend(query, keys, values, layout, width, slots, kv_len, self.shape)
         norm = cast(Tensor, self.model.get_submodule(self.model.names.norm).weight)
-        out = cast(Tensor, ops.finish(x, attended, self.layers[last], norm))
+        out = cast(Tensor, ops.last_layer(x, attended, self.layers[last], norm))
         if not keep:
             return out
         assert kv.outputs is not None
@@ -217,7 +219,7 @@ class LayerOps:
             values[kv_index] = value.view(-1, kv_heads, dim)
             return x, rotated
 
-        def enter(x: Tensor, layer: LayerWeights, *written: Any) -> tuple[Tensor, Tensor]:
+        def first_layer(x: Tensor, layer: LayerWeights, *written: Any) -> tuple[Tensor, Tensor]:
             return write(x, rms_norm(x, layer.attn_norm, eps), layer, *written)
 
         def leave(
@@ -228,20 +230,20 @@ class LayerOps:
             gate, up = linear.gate_up(normed, layer.gate_up).chunk(2, dim=-1)
             return linear.down(x, F.silu(gate) * up, layer.down, weight, eps, last)
 
-        def cross(
+        def layer_boundary(
             x: Tensor, attended: Tensor, before: LayerWeights, layer: LayerWeights, *written: Any
         ) -> tuple[Tensor, Tensor]:
             x, normed = leave(x, attended, before, layer.attn_norm, False)
             return write(x, normed, layer, *written)
 
-        def finish(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
+        def last_layer(x: Tensor, attended: Tensor, layer: LayerWeights, weight: Tensor) -> Tensor:
             return leave(x, attended, layer, weight, True)[1]
 
         self.partials, self.rope_kernel = linear.partials, rope_kernel
         self.input_dtype = linear.inputs or model.dtype  # of what attention gives
-        self.enter = compile_dynamic(enter) if compiled else enter
-        self.cross = compile_dynamic(cross) if compiled else cross
-        self.finish = compile_dynamic(finish) if compiled else finish
+        self.first_layer = compile_dynamic(first_layer) if compiled else first_layer
+        self.layer_boundary = compile_dynamic(layer_boundary) if compiled else layer_boundary
+        self.last_layer = compile_dynamic(last_layer) if compiled else last_layer
 
 
 def compile_dynamic(function: Callable[..., Any]) -> Callable[..., Any]:

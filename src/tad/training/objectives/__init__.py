@@ -89,7 +89,7 @@ def get_objective(
     return kind(
         mask_token=mask_token,
         logit_shift=found.logit_shift,
-        grid=None if layout is None else int(layout.size),
+        model_block=None if layout is None else int(layout.size),
         **{**kind.published.get(found.name, {}), **given},
     )
 
@@ -99,7 +99,9 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     if name not in OBJECTIVES:
         raise TadError(f"objective '{name}' is not known; known: {', '.join(OBJECTIVES)}")
     given = {"lambda_" if key == "lambda" else key: value for key, value in settings.items()}
-    known = [f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "logit_shift", "grid")]
+    known = [
+        f.name for f in fields(OBJECTIVES[name]) if f.name not in ("mask_token", "logit_shift", "model_block")
+    ]
     for key in given:
         if key not in known:
             shown = [field.removesuffix("_") for field in known]

@@ -150,7 +150,7 @@ class Objective(ABC):
     mask_token: int
     logit_shift: int = 0
     """The output at position i - logit_shift predicts token i."""
-    grid: int | None = None
+    model_block: int | None = None
     """Block size of a model that is block-causal by itself: there a row ends with a whole block, of masks, as in decoding."""
 
     @property
@@ -163,15 +163,19 @@ class Objective(ABC):
     ) -> tuple[Tensor, int]:
         """Which of the answer's positions [length] count, and how many of them are fed.
 
-        A block-causal student is decoded block by block, so the masks of its first unfinished block count. On a `grid` of
+        A block-causal student is decoded block by block, so the masks of its first unfinished block count. On a `model_block` of
         the model's own the same holds for a teacher behind its own prompt, and what follows is not fed.
         """
-        if self.grid is None:
+        if self.model_block is None:
             if block_causal is None:
                 return torch.ones_like(hidden), len(hidden)
             return unfinished_block(hidden, 0, block_causal), len(hidden)
         blocks = torch.stack(
-            [unfinished_block(hidden, len(prompt), self.grid) for prompt in prompts if prompt is not None]
+            [
+                unfinished_block(hidden, len(prompt), self.model_block)
+                for prompt in prompts
+                if prompt is not None
+            ]
         )
         fed = blocks.any(0).nonzero()
         return blocks.all(0), int(fed[-1, 0]) + 1 if len(fed) else len(hidden)
@@ -191,7 +195,7 @@ class Objective(ABC):
         """This batch's share of the loss."""
 
     def collate(self, views: Sequence[View]) -> Batch:
-        """Views as one batch: padded on the right with masks, which nobody sees but within the last block of a `grid`. A term's
+        """Views as one batch: padded on the right with masks, which nobody sees but within the last block of a `model_block`. A term's
         positions become indices into the flattened rows."""
         shift, fill = self.logit_shift, self.mask_token
         sizes = None
@@ -201,7 +205,7 @@ class Objective(ABC):
         clean = any(view.clean for view in views)
         if clean and not all(view.clean for view in views):
             raise ValueError("either every view of a batch has a clean copy or none has")
-        size = 1 if self.grid is None or clean else self.grid
+        size = 1 if self.model_block is None or clean else self.model_block
         for view in views:
             if any(
                 len(prompt) < shift for prompt in (view.prompt, view.teacher_prompt) if prompt is not None
@@ -213,11 +217,11 @@ class Objective(ABC):
         student = _pad([view.student_ids for view in views], prompts, fill, size, sizes)
         if clean:
             student = replace(student, clean_start=student.lengths // 2)
-        taught = [ids for view in views if (ids := view.teacher_ids) is not None]
-        if taught and len(taught) != len(views):
+        teacher_rows = [ids for view in views if (ids := view.teacher_ids) is not None]
+        if teacher_rows and len(teacher_rows) != len(views):
             raise ValueError("either every view of a batch has a teacher or none has")
         prompts = [len(view.teacher_prompt) for view in views if view.teacher_prompt is not None]
-        teacher = _pad(taught, prompts, fill, size) if taught else None
+        teacher = _pad(teacher_rows, prompts, fill, size) if teacher_rows else None
         names = dict.fromkeys(name for view in views for name in view.terms)
         terms = {name: _targets(name, views, shift, student, teacher) for name in names}
         answer_tokens = sum(view.answer_tokens for view in views)

@@ -159,7 +159,7 @@ class CausalBlocks(Objective):
 
     def loss(self, outputs: ModelOutputs, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """The teacher is the model on the text; no gradient goes through what it says."""
-        outputs = replace(outputs, taught=outputs.hidden.detach())
+        outputs = replace(outputs, teacher_hidden=outputs.hidden.detach())
         near = outputs.losses(batch.terms["near"])
         distant = outputs.losses(batch.terms["distant"], teacher=True, tau=self.tau)
         assert distant.kl is not None

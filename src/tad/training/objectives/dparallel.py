@@ -70,7 +70,7 @@ class CertaintyForcing(Objective):
         start, end, hidden = self.pattern(row, rng, progress)
         position = torch.arange(len(row.tokens))
         window, after = (position >= start) & (position < end), position >= end
-        counted = torch.ones_like(window) if self.filler and self.grid is None else ~row.filler
+        counted = torch.ones_like(window) if self.filler and self.model_block is None else ~row.filler
         sets = {"hard": window & hidden, "hard_complement": window & ~hidden}
         found = []
         for name, chosen in sets.items():

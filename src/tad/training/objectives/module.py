@@ -65,15 +65,15 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch, totals: Mapping[str, float]) -> LossOutput:
         """The teacher goes first: what its forward needs is free again before the student's activations are kept."""
-        taught = None
+        teacher_hidden = None
         if self.objective.needs_teacher:
             assert batch.teacher is not None
             with torch.no_grad(), self._as_teacher() as model:
-                taught = self._see(model, batch.teacher)
-        guide = Head(*map(_detach, head_of(self.teacher or self.student)))
+                teacher_hidden = self._hidden_states(model, batch.teacher)
+        teacher_head = Head(*map(_detach, head_of(self.teacher or self.student)))
         student = plain_model(self.student)
-        hidden = self._see(student, batch.student)
-        outputs = ModelOutputs(hidden, taught, head_of(student), guide, self.chunk)
+        hidden = self._hidden_states(student, batch.student)
+        outputs = ModelOutputs(hidden, teacher_hidden, head_of(student), teacher_head, self.chunk)
         return self.objective.loss(outputs, batch, totals)
 
     @contextmanager
@@ -84,7 +84,7 @@ class LossModule(nn.Module):
             with adapters_off(self.student):
                 yield plain_model(self.student)
 
-    def _see(self, model: MaskedDiffusionModel, padded: PaddedIds) -> Tensor:
+    def _hidden_states(self, model: MaskedDiffusionModel, padded: PaddedIds) -> Tensor:
         """Hidden states, flattened to [views * width, width of the model]."""
         mask, positions = mask_of(model, padded), positions_of(padded)
         hidden = model(padded.ids, position_ids=positions, mask=mask, head=False).hidden
@@ -97,25 +97,25 @@ class ModelOutputs:
     """Student and teacher outputs for a batch, as hidden states; asked for the losses of one term at a time."""
 
     hidden: Tensor
-    taught: Tensor | None
+    teacher_hidden: Tensor | None
     head: Head
-    guide: Head  # the teacher's head
+    teacher_head: Head
     chunk: int | None
 
     def losses(
         self, targets: TermTargets, teacher: bool = False, tau: float = 1.0, temperature: float | None = None
     ) -> RowLosses:
         """The student's losses at a term's positions; with the teacher's distribution where asked for."""
-        taught = None
+        teacher_hidden = None
         if teacher:
-            assert self.taught is not None
-            taught = self.taught[targets.teacher_index]
+            assert self.teacher_hidden is not None
+            teacher_hidden = self.teacher_hidden[targets.teacher_index]
         return chunked_losses(
             self.hidden[targets.student_index],
             self.head,
             targets.labels,
-            taught,
-            self.guide,
+            teacher_hidden,
+            self.teacher_head,
             tau,
             temperature,
             self.chunk,

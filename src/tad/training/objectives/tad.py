@@ -59,13 +59,13 @@ class Tad(Objective):
     ) -> list[View]:
         assert step is not None  # `uses_steps`
         near, distant = self.weigh(row.reveal, step)
-        if not self.filler or self.grid is not None:
+        if not self.filler or self.model_block is not None:
             near, distant = near * ~row.filler, distant * ~row.filler
-        taught = None
+        teacher_prompt = None
         if self.needs_teacher:
-            taught = row.privileged_ids if self.teacher == "privileged" else row.plain_ids
+            teacher_prompt = row.privileged_ids if self.teacher == "privileged" else row.plain_ids
         counted, fed = self.limit_to_block(
-            masked(row.reveal, step), (row.plain_ids, taught), self.block_causal
+            masked(row.reveal, step), (row.plain_ids, teacher_prompt), self.block_causal
         )
         return [
             View(
@@ -74,7 +74,7 @@ class Tad(Objective):
                 noisy=state(row.tokens, row.reveal, step, self.mask_token)[:fed],
                 labels=row.tokens[:fed],
                 terms={"near": (near * counted)[:fed], "distant": (distant * counted)[:fed]},
-                teacher_prompt=taught,
+                teacher_prompt=teacher_prompt,
                 block=self.block_causal,
             )
         ]
