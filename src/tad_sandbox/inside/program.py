@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Data = Any  # what `json` reads and writes
 
 PROGRAM_FILE = "/tmp/solution.py"
+_INPUT = builtins.input
 BATCH, BATCH_SECONDS = 256, 0.05
 _MUTABLE = ("list", "dict", "set", "bytearray", "OrderedDict", "Counter", "defaultdict", "deque", "ndarray")
 _ERRORS = {k: v for k, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, BaseException)}
@@ -258,7 +259,10 @@ OWN_NAMES: dict[str, Callable[..., Any]] = {
 
 
 class Surroundings:
-    """What the tests changed around a call, changed here too while it lasts; what was printed and warned meanwhile."""
+    """What the tests changed around a call, changed here too while it lasts; what was printed and warned meanwhile.
+
+    The environment, the directory and what is to be read stay: they are sent when they change.
+    """
 
     def __init__(self, changed: dict[str, Any], printed: list[str], warned: list[Any]) -> None:
         self.changed, self.printed, self.warned = changed, printed, warned
@@ -280,9 +284,9 @@ class Surroundings:
                 for stream in value:
                     self.set(sys, stream, __import__("io").StringIO())
             elif name == "stdin":
-                self.set(sys, name, __import__("io").StringIO(value))
-            else:
-                self.set(builtins, name, value)
+                sys.stdin = sys.__stdin__ if value is None else __import__("io").StringIO(value)
+            elif name == "input":
+                builtins.input = _INPUT if value is None else value
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         self.before.append((owner, name, getattr(owner, name)))

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 ITEMS = 100_000
 _BUILT_IN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType)
+_NAMED = (type, types.BuiltinFunctionType, types.MethodDescriptorType)
 _SIMPLE = (int, float, str, bytes, tuple, frozenset, dict)
 _ITERATORS = ("builtins", "itertools", "generator")
 _REDUCED = (("operator", "itemgetter"), ("operator", "attrgetter"), ("operator", "methodcaller"))
+_LOADED = ("_GLOBAL", "_GLOBALS", "_NAME")
 _KEEPING = [
     "STORE_GLOBAL",
     "DELETE_GLOBAL",
@@ -60,6 +62,11 @@ _CHANGING = frozenset(
         "throw",
         "AssertionError",
         "LOAD_COMMON_CONSTANT",
+        "setattr",
+        "delattr",
+        "__setattr__",
+        "__setitem__",
+        "__delitem__",
     ]
 )
 
@@ -68,6 +75,7 @@ class Shipper:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.under_way: list[Any] = []
+        self.drained: dict[int, Any] = {}
 
     def export(self, value: Any) -> list:
         kind = type(value)
@@ -76,7 +84,7 @@ class Shipper:
         if kind is Member:
             return ["object", value._number]
         if kind is ErrorKind:
-            return ["object", value.number]
+            return ["object", value._tad_kind]
         if isinstance(kind, ErrorKind) and "_tad_number" in value.__dict__:
             return ["object", value.__dict__["_tad_number"]]
         if kind is types.FunctionType:
@@ -87,8 +95,9 @@ class Shipper:
             return ["slice", *(encode(part, self.export) for part in (value.start, value.stop, value.step))]
         if value is Ellipsis or value is NotImplemented:
             return ["name", "builtins", repr(value)]
-        place = (getattr(value, "__module__", None), getattr(value, "__qualname__", ""))
-        if isinstance(value, type | types.BuiltinFunctionType) and _find(*place) is value:
+        owner = getattr(value, "__objclass__", value) if kind is types.MethodDescriptorType else value
+        place = (getattr(owner, "__module__", None), getattr(value, "__qualname__", ""))
+        if isinstance(value, _NAMED) and _find(*place) is value:
             return ["name", place[0], *place[1].split(".")]
         owner = getattr(value, "__self__", None)
         if isinstance(value, _BUILT_IN) and isinstance(owner, _SIMPLE) and value.__name__ not in _CHANGING:
@@ -102,6 +111,9 @@ class Shipper:
         if kind.__name__ in ("PosixPath", "UUID"):
             return ["made", ["name", kind.__module__, kind.__name__], str(value)]
         if kind is types.GeneratorType or (kind.__module__ in _ITERATORS and hasattr(kind, "__next__")):
+            if id(value) in self.drained:
+                self.judge.refuse("the tests hand an iterator to the program twice")
+            self.drained[id(value)] = value  # kept: its number is not another's
             items = [item for _, item in zip(range(ITEMS + 1), value)]  # noqa: B905 (one may be endless)
             if len(items) <= ITEMS:
                 return ["items", *self.encode_all(items)]
@@ -121,7 +133,7 @@ class Shipper:
             )
         self.under_way.append(function)
         try:
-            used = {name: space[name] for name in _names(code) if name in space and name != "__builtins__"}
+            used = {name: space[name] for name in _globals(code) if name in space and name != "__builtins__"}
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
             parts = (used, function.__defaults__, function.__kwdefaults__, cells)
             return ["code", marshal.dumps(code).decode("latin-1"), *self.encode_all(parts)]
@@ -138,8 +150,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    return {name for part in _codes(code) for name in part.co_names}
+def _globals(code: types.CodeType) -> set[str]:
+    import dis
+
+    steps = (step for part in _codes(code) for step in dis.get_instructions(part))
+    return {
+        step.argval for step in steps if step.opname.startswith("LOAD_") and step.opname.endswith(_LOADED)
+    }
 
 
 def _is_plain(code: types.CodeType) -> bool:

@@ -17,7 +17,15 @@ from tad_sandbox.inside.channel import Channel, Gone
 from tad_sandbox.inside.program import Program, execute
 from tad_sandbox.inside.shipping import Shipper
 from tad_sandbox.inside.stubs import JUDGES, Judge
-from tad_sandbox.inside.trial import Apart, Together, Watched, describe, run_tests, share_seeds
+from tad_sandbox.inside.trial import (
+    Apart,
+    Together,
+    Watched,
+    describe,
+    replaces_elsewhere,
+    run_tests,
+    share_seeds,
+)
 
 # Threads reserve a lot and use little; page tables of more than this would be memory that no other limit counts.
 ADDRESS_SPACE = 64 << 30
@@ -125,6 +133,8 @@ def run_job(judge: Judge, job: dict[str, Any], child: int) -> tuple[str, str]:
     if judge.broken is not None:
         return "failed", describe_end(child, judge)
     if failure is not None:
+        if isinstance(program, Apart) and replaces_elsewhere(job["tests"]):
+            return "cannot judge", f"the tests replace what the program does not see ({failure})"
         return "failed", failure
     return "passed", "passed"
 

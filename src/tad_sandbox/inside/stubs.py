@@ -46,32 +46,18 @@ _DESCRIPTIONS = (
     "__dict__",
     "__wrapped__",
 )
-_METHODS = frozenset(
+# Methods of plain values that see what the tests expect, or answer with a guess: an object must not answer in their place.
+_ANSWERS = frozenset(
     name
-    for kind in (str, bytes, float, list, dict, set, range)
+    for kind in (str, set)
     for name in dir(kind)
-    if not name.startswith("_")
+    if name.startswith(("is", "find", "rfind", "index", "rindex", "strip", "lstrip", "rstrip", "remove"))
+    and name != "remove"
 ).union(
-    [
-        "all",
-        "any",
-        "argmax",
-        "argmin",
-        "compare",
-        "equals",
-        "is_zero",
-        "isclose",
-        "item",
-        "max",
-        "mean",
-        "min",
-        "shape",
-        "size",
-        "std",
-        "sum",
-        "tolist",
-        "total_seconds",
-    ]
+    ["startswith", "endswith", "count", "replace", "partition", "rpartition", "setdefault"],
+    ["difference", "intersection", "symmetric_difference", "union", "is_integer", "is_nan", "is_zero"],
+    ["all", "any", "argmax", "argmin", "isclose", "equals", "same_quantum"],
+    ["compare", "compare_signal", "compare_total", "compare_total_mag", "is_relative_to", "samefile"],
 )
 _MUTABLE = ("list", "dict", "set", "bytearray", "OrderedDict", "Counter", "defaultdict", "deque", "ndarray")
 
@@ -194,7 +180,8 @@ class Judge:
         """The items of an iterator of the program, some at a time; the last batch ends with True."""
         while True:
             if type(batch) is not tuple or len(batch) != 2 or type(batch[0]) is not list:
-                raise Gone("an answer that cannot be read")
+                self.broken = "an answer that cannot be read"
+                raise Gone(self.broken)
             for item in batch[0]:
                 if (yield item) is not None:
                     self.refuse("the tests send a value to a generator")
@@ -217,7 +204,7 @@ class Judge:
             if name in _STANDARD_ERRORS and _STANDARD_ERRORS[name] in sys.modules:
                 kinds = (getattr(sys.modules[_STANDARD_ERRORS[name]], name),)
             space = {
-                "number": number,
+                "_tad_kind": number,
                 "__module__": "solution",
                 "__str__": _describe,
                 "__getattr__": _ask_error,
@@ -256,16 +243,17 @@ class Handle:
     """An object of the program.
 
     `level` is 2 for a class that the tests call by a name with a capital letter, 1 for what a call of it gives, else 0:
-    where tests expect a plain value, an object with a `startswith` of its own must not answer for it.
+    where tests expect a plain value, an object with a `startswith` of its own must not answer for it. What a method of a
+    class gives may be such a value.
     """
 
     __slots__ = ("level", "number")
 
     def __getattribute__(self, name: str) -> Any:
         level = level_of(self)
-        if (name.startswith("__") and name not in _DESCRIPTIONS) or (not level and name in _METHODS):
+        if (name.startswith("__") and name not in _DESCRIPTIONS) or (level < 1 and name in _ANSWERS):
             JUDGES[0].refuse(f"the tests use {name} of an object of the program")
-        return raise_level(JUDGES[0].ask("attr", self, name), 2 if level == 2 else 0)
+        return raise_level(JUDGES[0].ask("attr", self, name), 2 if level == 2 and name[:1].isupper() else 0)
 
     def __setattr__(self, name: str, value: object) -> None:
         JUDGES[0].ask("setattr", self, name, value)
@@ -339,18 +327,24 @@ class ErrorKind(type):
     """An exception class of the program: the tests catch it as their own; it is made and asked in there."""
 
     def __call__(cls, *args: object, **options: object) -> Any:
-        handle = make_handle(Handle, cls.number)  # type: ignore[attr-defined]
+        handle = make_handle(Handle, cls._tad_kind)  # type: ignore[attr-defined]
         return JUDGES[0].ask("call", handle, list(options), *args, *options.values())
 
 
+def is_handle(value: object) -> bool:
+    return type(value) in (Handle, CallableHandle)
+
+
 def is_foreign(value: object) -> bool:
-    return type(value) in (Handle, CallableHandle, Member) or isinstance(type(value), ErrorKind)
+    return is_handle(value) or type(value) is Member or isinstance(type(value), ErrorKind)
 
 
 def is_same(one: Any, other: Any) -> bool:
     """The tests' `is`: of constants and classes; other values have no identity here."""
-    for value in (one, other):
-        if value is None or value is ... or type(value) in (bool, type, ErrorKind):
+    for value, another in ((one, other), (other, one)):
+        if value is None or type(value) is bool:
+            return one is other
+        if (value is ... or type(value) in (type, ErrorKind)) and not is_handle(another):
             return one is other
     if type(one) is type(other) is Member:
         return bool(one == other)
@@ -467,6 +461,7 @@ _OTHERS = [
     "dir",
     "mro_entries",
     "fspath",
+    "dataclass_fields",
 ]
 for _name in (*_OTHERS, *_BINARY, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY)):
     setattr(Handle, f"__{_name}__", _refusing(f"__{_name}__"))

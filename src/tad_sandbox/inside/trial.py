@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _PLAIN_FLAGS = ~(0x04 | 0x20 | 0x80 | 0x200)  # no *args, generator, coroutine, async generator
 _OUT_OF_PLAIN = ("setup_module", "setup_function", "teardown_module", "teardown_function", "pytestmark")
+# What tests put in the place of something that is not the program's own: the program does not see it.
+_REPLACED = (  # compiled when it is needed
+    r"(\bpatch(\.object|\.multiple)?|monkeypatch\.setattr)\((?!\s*[\"']?(solution|builtins(\.|, *[\"'])input|sys(\.|, *[\"'])std))"
+)
 _IDENTITY = re.compile(r"\bis\b|\btype\b|\bid\b|assertIs\b|assertIsNot\b")
 _OWN = {"@is": is_same, "@is not": is_not_same, "@type": find_type, "@id": find_identity}
 
@@ -109,12 +113,8 @@ class Solution(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         program, bound = self.__dict__["_program"], self.__dict__["_bound"]
         if name == "__all__":  # never what the tests have from elsewhere
-            names = program.names()
-            return [
-                name
-                for name in names
-                if not (name.startswith("_") or name in bound or hasattr(builtins, name))
-            ]
+            bound = bound | vars(sys.modules.get("tests", builtins)).keys() | vars(builtins).keys()
+            return [name for name in program.names() if not (name.startswith("_") or name in bound)]
         if name.startswith("__"):
             raise AttributeError(name)
         try:
@@ -136,7 +136,7 @@ class Watched:
     """What the tests changed around a call, and the program should see: streams, input, environment, directory."""
 
     def __init__(self) -> None:
-        self.input, self.stdin = builtins.input, sys.stdin
+        self.input, self.own_input, self.stdin = builtins.input, builtins.input, sys.stdin
         self.environment, self.place = _environment(), os.getcwd()
 
     def changes(self) -> dict[str, Any]:
@@ -144,10 +144,13 @@ class Watched:
             name for name in ("stdout", "stderr") if getattr(sys, name) is not getattr(sys, f"__{name}__")
         ]
         changed: dict[str, Any] = {"streams": listening} if listening else {}
+        # Sent once: what the program has read of them is gone.
         if builtins.input is not self.input:
-            changed["input"] = builtins.input
-        if sys.stdin is not self.stdin and hasattr(sys.stdin, "getvalue"):
-            changed["stdin"] = sys.stdin.read()
+            self.input = builtins.input
+            changed["input"] = None if self.input is self.own_input else self.input
+        if sys.stdin is not self.stdin:
+            self.stdin = sys.stdin
+            changed["stdin"] = sys.stdin.read() if hasattr(sys.stdin, "getvalue") else None
         if "warnings" in sys.modules:
             changed["warnings"] = True
         if (environment := _environment()) != self.environment:
@@ -174,6 +177,11 @@ def share_seeds(judge: Judge) -> None:
         judge.ask("seed", *arguments)
 
     random.seed = seed  # type: ignore[assignment]
+
+
+def replaces_elsewhere(text: str) -> bool:
+    """Whether tests replace more than names of the program and its streams: a failure may then be theirs."""
+    return re.search(_REPLACED, text) is not None
 
 
 def describe(error: BaseException) -> str:

@@ -90,7 +90,8 @@ def encode(value: Any, export: Export) -> Any:
             if value.default_factory is _FACTORIES.get(str(made)):
                 return ["D", made, *_pairs(value, export)]
         if (numpy := sys.modules.get("numpy")) is not None:
-            if issubclass(kind, numpy.generic) and type(plain := value.item()) is not kind:
+            number = issubclass(kind, numpy.generic) and kind not in (numpy.datetime64, numpy.timedelta64)
+            if number and type(plain := value.item()) is not kind:
                 return encode(plain, export)  # as Python's own number
             if kind is numpy.ndarray and value.dtype.str in _ARRAYS and value.size:
                 return ["n", value.dtype.str, value.tobytes().decode("latin-1"), *value.shape]
