@@ -27,6 +27,7 @@ _PLACEHOLDER = re.compile(r"\b(MODEL|ADAPTER|NAME|DIR|FILE|RECIPE|KEY|CONVERTED|
 _REMOTE = re.compile(
     r"\b[\w.-]+/[\w.-]+-(?:\d+B|0\.5B)[\w.-]*|run-(?:llada|dream|sdar)|(?:collect|study)-llada|llada-speed-lean|gsm8k|/models/"
 )
+_TOY = re.compile(r"\btoy/")  # which a script of the bench writes
 _LONG = re.compile(r"^tad (demo|chat|serve|study)\b")
 # What is said on a page, and what is run in its place.
 SMALLER = (
@@ -70,6 +71,7 @@ def is_run(line: str) -> bool:
         line.startswith("tad ")
         and not _PLACEHOLDER.search(line)
         and not _LONG.match(line)
+        and not _TOY.search(line)
         and (listed or not _REMOTE.search(line))
     )
 

@@ -37,9 +37,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _check_folder_name(name: str) -> str:
-    if not name.isprintable() or "/" in name or name.startswith(".") or len(name) > 200:
+    # A study's varied methods have names of two parts, such as windows/window=4.
+    parts = name.split("/")
+    if not name.isprintable() or any(part == "" or part.startswith(".") for part in parts) or len(name) > 200:
         raise ValueError(
-            "should be a plain name: it names a folder below runs/, so no '/', and no '.' in front"
+            "should be a plain name: it names a folder below runs/, so no '/' at an end, and no '.' in front of a part"
         )
     return name
 

@@ -332,7 +332,7 @@ def report_rows(progress: Progress, setting: Setting | None = None) -> OnProgres
         parts = [f"accuracy {found.accuracy:.1f} % of {found.graded}" if found.graded else "not graded"]
         if found.forwards:
             tpf, tpf_all = found.tokens / found.forwards, found.tokens_all / found.forwards
-            parts.append(f"TPF {tpf:.2f} (all {tpf_all:.2f})")
+            parts.append(f"TPF {tpf:.2f} ({tpf_all:.2f} with the filler)")
         progress.update(found.rows, found.total, "  ".join(parts), found.made)
 
     return report
