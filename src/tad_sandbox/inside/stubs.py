@@ -57,6 +57,7 @@ _ANSWERS = frozenset(
     ["startswith", "endswith", "count", "replace", "partition", "rpartition", "setdefault"],
     ["difference", "intersection", "symmetric_difference", "union", "is_integer", "is_nan", "is_zero"],
     ["all", "any", "argmax", "argmin", "isclose", "equals", "same_quantum"],
+    ["max", "mean", "min", "shape", "std", "sum"],
     ["compare", "compare_signal", "compare_total", "compare_total_mag", "is_relative_to", "samefile"],
 )
 _MUTABLE = ("list", "dict", "set", "bytearray", "OrderedDict", "Counter", "defaultdict", "deque", "ndarray")
