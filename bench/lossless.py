@@ -238,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draft", type=int, nargs="+", default=[8])
     parser.add_argument("--ends", type=int, nargs="+", default=[0])
     parser.add_argument("--threshold", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--rest", type=int, nargs="+", default=[0])
     parser.add_argument("--lookup", help="the parent's directory, to run prompt lookup with transformers")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     given = parser.parse_args(arguments)
@@ -248,8 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     task = get_task(given.task, given.data_dir)
     prompts = [plain_ids(lm, task, example) for example in task.examples()[: given.limit]]
     settings = [
-        {"draft": draft, "ends": ends, "threshold": threshold}
-        for draft, ends, threshold in product(given.draft, given.ends, given.threshold)
+        {"draft": draft, "ends": ends, "threshold": threshold, "rest": rest}
+        for draft, ends, threshold, rest in product(given.draft, given.ends, given.threshold, given.rest)
     ]
     lookup = None
     if given.lookup is not None:

@@ -57,6 +57,7 @@ def same(lm: LM, prompts: list[list[int]], length: int, asked: dict[str, Any], *
     batch_size=st.integers(1, 5),
     draft=st.sampled_from([None, 1, 2, 9]),
     ends=st.integers(0, 4),
+    rest=st.sampled_from([0, 2, 15]),
     threshold=st.sampled_from([0.0, 0.3]),
     temperature=st.sampled_from([0.0, 0.7]),
     stop=st.sampled_from(["end", "off"]),
@@ -70,13 +71,14 @@ def test_verified_tokens_are_the_autoregressive_ones(
     batch_size: int,
     draft: int | None,
     ends: int,
+    rest: int,
     threshold: float,
     temperature: float,
     stop: str,
 ) -> None:
     asked = {"batch_size": batch_size, "temperature": temperature, "top_p": 0.95, "seed": 3, "stop": stop}
     lm = converted(kind, seed, guesses)
-    for row in same(lm, prompts, length, asked, draft=draft, ends=ends, threshold=threshold):
+    for row in same(lm, prompts, length, asked, draft=draft, ends=ends, rest=rest, threshold=threshold):
         drafting = row.drafting
         assert drafting.accepted <= drafting.drafted
         assert sorted(drafting.kept, reverse=True) == drafting.kept
@@ -85,11 +87,20 @@ def test_verified_tokens_are_the_autoregressive_ones(
 
 def test_drafts_that_are_right_save_forwards() -> None:
     lm = converted("llama", 1, guesses=True)
-    found = same(lm, [[5, 6, 7], [9, 9]], 40, {"stop": "off"})
+    found = same(lm, [[5, 6, 7], [9, 9]], 40, {"stop": "off"}, rest=0)
     assert all(row.drafting.accepted > 20 and row.tpf_all > 2 for row in found)
-    one_forward = same(lm, [[5, 6, 7], [9, 9]], 40, {"stop": "off"}, ends=6)
+    one_forward = same(lm, [[5, 6, 7], [9, 9]], 40, {"stop": "off"}, rest=0, ends=6)
     for row, other in zip(found, one_forward, strict=True):
         assert other.forwards < row.forwards
+
+
+def test_drafts_that_are_never_right_are_made_less_and_less() -> None:
+    lm = converted("llama", 0)
+    always = same(lm, [[5, 6, 7]], 64, {"stop": "off"}, rest=0)[0].drafting
+    seldom = same(lm, [[5, 6, 7]], 64, {"stop": "off"})[0].drafting
+    assert always.accepted < 3
+    assert always.cycles > 25
+    assert seldom.cycles < 12
 
 
 def test_what_masks_predict_never_reaches_the_text() -> None:

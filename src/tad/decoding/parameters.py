@@ -56,6 +56,7 @@ PARAMETERS = {
         "likely ends of a draft that the verifying forward already puts masks behind; 0: a forward of its own drafts",
         int, high=64,
     ),
+    "rest": Parameter("forwards without a draft, at most, after drafts of which nothing was kept", int, high=4096),
     "block_add": Parameter("share of the last block decoded before the next one opens", high=1),
     "decoded": Parameter(
         "share of a block decoded before the next one must make progress at every forward", high=1

@@ -182,10 +182,14 @@ class Verified:
 
     With `ends`, the forward that verifies a draft also has masks behind that many likely ends of what will be kept, so that
     the next draft is ready: one forward per cycle where one of them is met, else two.
+
+    Where drafts fail, drafting rests: after the second draft in a row of which nothing was kept for a forward, then for 3, 7, ... up
+    to `rest` forwards, each of which gives the next token. So drafts that are never right cost little.
     """
 
     draft: int | None = None  # masks per draft; the model's block size by default
     ends: int = 0
+    rest: int = 15
     block: ClassVar[int | None] = None
     block_causal = True
 

@@ -45,6 +45,8 @@ class _Row:
     confidence: list[float] = field(default_factory=list)
     forwards: int = 0
     ended: bool = False
+    misses: int = 0  # drafts in a row of which nothing was kept
+    resting: int = 0  # forwards to come without masks
     drafting: Drafting = field(default_factory=Drafting)
 
     @property
@@ -92,7 +94,7 @@ class VerifiedBatch:
             raise TadError("decoder 'verified' writes the model's own tokens; none can be given or scored")
         self.model, self.spec, self.on_step, self.context = model, spec, on_step, context
         self.masks = spec.decoder.schedule.draft or 0  # per group
-        self.ends = spec.decoder.schedule.ends
+        self.ends, self.rest = spec.decoder.schedule.ends, spec.decoder.schedule.rest
         self.rule: ContiguousPrefix = spec.decoder.rule
         self.rows: list[_Row] = []  # by slot of the cache
         self.joining: list[_Row] = []  # their first forward is to come
@@ -167,7 +169,7 @@ class VerifiedBatch:
 
     def _advance(self, rows: list[_Row], cache: KVCache) -> None:
         """One forward of these rows, which lie in the first slots of the cache, and what follows from it."""
-        groups = [row.ends(self.ends) if self.masks > 1 else [] for row in rows]
+        groups = [self._ends(row) for row in rows]
         samples, proposed = self._forward(rows, groups, cache)
         scores = [getattr(samples, name).tolist() for name in ("token", "confidence")]
         if any(value != value for value in scores[1]):
@@ -188,6 +190,13 @@ class VerifiedBatch:
                     row.sure.append(sure)
             self._report(row, said[: kept + 1], fed, drafted)
 
+    def _ends(self, row: _Row) -> list[int]:
+        """The ends of a row behind which this forward has masks."""
+        if row.resting:
+            row.resting -= 1
+            return []
+        return row.ends(self.ends) if self.masks > 1 else []
+
     def _keep(self, row: _Row, said: list[tuple[int, float]]) -> int:
         """Take what the model said: how much of the draft is kept. `said` has the token behind each kept length."""
         row.forwards += 1
@@ -196,6 +205,9 @@ class VerifiedBatch:
         while kept < len(row.draft) and row.draft[kept] == said[kept][0] and said[kept][0] not in stops:
             kept += 1
         row.drafting.count(len(row.draft), kept)
+        if row.draft:
+            row.misses = 0 if kept else row.misses + 1
+            row.resting = min(2 ** max(0, row.misses - 1) - 1, self.rest)
         row.stored = len(row.known) + kept
         for token, sure in said[: kept + 1]:
             row.known.append(token)
