@@ -37,7 +37,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _check_folder_name(name: str) -> str:
-    # A study's varied methods have names of two parts, such as windows/window=4.
+    if "/" in name:
+        raise ValueError(
+            "should be a plain name: it names a folder below runs/, so no '/', and no '.' in front"
+        )
+    return _check_nested_name(name)
+
+
+def _check_nested_name(name: str) -> str:
     parts = name.split("/")
     if not name.isprintable() or any(part == "" or part.startswith(".") for part in parts) or len(name) > 200:
         raise ValueError(
@@ -47,6 +54,8 @@ def _check_folder_name(name: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+# Of a training, which in a study may have two parts, such as windows/window=4.
+NestedName = Annotated[str, AfterValidator(_check_nested_name)]
 
 
 class Recipe(BaseModel):
