@@ -94,9 +94,14 @@ class Cell:
     @property
     def label(self) -> str:
         """For people, and for names of directories."""
-        name = self.method.replace("/", "-").replace("=", "").replace(",", "-").replace(" ", "")
+        name = as_folder(self.method)
         name += f"-trial{self.trial}" if self.trial is not None else ""
         return name if self.seed is None else f"{name}-seed{self.seed}"
+
+
+def as_folder(method: str) -> str:
+    """A method's name as part of a directory's."""
+    return method.replace("/", "-").replace("=", "").replace(",", "-").replace(" ", "")
 
 
 def resolve_methods(recipe: StudyRecipe) -> dict[str, ResolvedMethod]:

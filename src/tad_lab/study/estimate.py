@@ -18,7 +18,7 @@ from tad.pipeline.estimate import (
 from tad.pipeline.recipe import Values
 from tad.training.recipe import DistillRecipe
 from tad.trajectories.recipe import CollectRecipe
-from tad_lab.study.cells import ResolvedMethod
+from tad_lab.study.cells import ResolvedMethod, as_folder
 from tad_lab.study.plan import StudyPlan
 
 
@@ -45,7 +45,9 @@ def estimate_study(plan: StudyPlan, only: Sequence[str] = ()) -> list[StageEstim
             )
             collect = recipe.collect_recipe(recipe.stores[method.store], method.part)
             stores.setdefault(store, collect)
-            trainings.setdefault(key, (label, recipe.distill_recipe(method.name, "store", values), store))
+            trainings.setdefault(
+                key, (label, recipe.distill_recipe(as_folder(method.name), "store", values), store)
+            )
         settings = recipe.evaluate.plan(method.decoder, ANY_FAMILY, length, method.settings)
         found = answers.setdefault(
             json.dumps([key, [task.model_dump() for task in tasks]]), (label, [], tasks)

@@ -32,7 +32,16 @@ from tad.runs.record import find_result
 from tad.trajectories.store import META as STORE
 from tad.trajectories.store import TrajectoryStore
 from tad.trajectories.window_report import WINDOW, explain_caps
-from tad_lab.study.cells import Base, Cell, Hashes, ResolvedMethod, Source, choose, resolve_methods
+from tad_lab.study.cells import (
+    Base,
+    Cell,
+    Hashes,
+    ResolvedMethod,
+    Source,
+    as_folder,
+    choose,
+    resolve_methods,
+)
 from tad_lab.study.recipe import StudyRecipe
 from tad_lab.study.tuning import TrialResult, Tuning
 
@@ -96,7 +105,7 @@ class StudyPlan:
             self.recipe.collect_recipe(store)
         for name, method in self.methods.items():
             if method.store is not None:
-                self.recipe.distill_recipe(name, "store", method.distill())
+                self.recipe.distill_recipe(as_folder(name), "store", method.distill())
         for table in self.recipe.tables:
             self.rows_of(table)
 
