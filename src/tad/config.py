@@ -37,25 +37,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _check_folder_name(name: str) -> str:
-    if "/" in name:
+    if not name.isprintable() or "/" in name or name.startswith(".") or len(name) > 200:
         raise ValueError(
             "should be a plain name: it names a folder below runs/, so no '/', and no '.' in front"
-        )
-    return _check_nested_name(name)
-
-
-def _check_nested_name(name: str) -> str:
-    parts = name.split("/")
-    if not name.isprintable() or any(part == "" or part.startswith(".") for part in parts) or len(name) > 200:
-        raise ValueError(
-            "should be a plain name: it names a folder below runs/, so no '/' at an end, and no '.' in front of a part"
         )
     return name
 
 
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
-# Of a training, which in a study may have two parts, such as windows/window=4.
-NestedName = Annotated[str, AfterValidator(_check_nested_name)]
 
 
 class Recipe(BaseModel):

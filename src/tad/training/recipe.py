@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from tad.config import NestedName, Positive, Recipe, Share
+from tad.config import FolderName, Positive, Recipe, Share
 
 
 class ObjectiveSection(Recipe):
@@ -78,7 +78,7 @@ class EvaluationSection(Recipe):
 class TrainingRecipe(Recipe):
     """What all trainings of a student have in common."""
 
-    name: NestedName
+    name: FolderName
     model: str
     objective: ObjectiveSection = ObjectiveSection()
     adapter: AdapterSection = AdapterSection()
