@@ -202,16 +202,19 @@ class Program:
         if kind in _ERRORS.values():
             return kind.__name__
         bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
-        return ["X", self.keep(kind), kind.__name__, *map(self.encode_kind, bases)]
+        standard = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+        name = f"{kind.__module__}.{kind.__name__}" if standard else kind.__name__
+        return ["X", self.keep(kind), name, *map(self.encode_kind, bases)]
 
     def encode_error(self, error: BaseException) -> list:
         try:
             text = str(error)
         except BaseException:
             text = ""
-        args: Data = ["t"]
+        args: Data = ["t", text]
         try:
-            args = self.encode(tuple(error.args))
+            if not any(isinstance(part, type | list) for part in error.args):  # details of the library's own
+                args = self.encode(tuple(error.args))
             return ["E", self.keep(error), self.encode_kind(type(error)), text, args]
         except BaseException:  # what cannot be described
             return ["E", self.keep(error), "Exception", "", ["t"]]

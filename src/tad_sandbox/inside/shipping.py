@@ -107,7 +107,7 @@ class Shipper:
         if (kind.__module__, kind.__name__) == ("functools", "partial") and not value.keywords:
             return ["made", ["name", "functools", "partial"], *self.encode_all((value.func, *value.args))]
         if (kind.__module__, kind.__name__) in _REDUCED:
-            return ["made", ["name", *place[:1], kind.__name__], *self.encode_all(value.__reduce__()[1])]
+            return ["made", ["name", kind.__module__, kind.__name__], *self.encode_all(value.__reduce__()[1])]
         if kind.__name__ in ("PosixPath", "UUID"):
             return ["made", ["name", kind.__module__, kind.__name__], str(value)]
         if kind is types.GeneratorType or (kind.__module__ in _ITERATORS and hasattr(kind, "__next__")):

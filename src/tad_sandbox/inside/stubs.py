@@ -200,10 +200,14 @@ class Judge:
         tag, number, name, *bases = data
         if tag != "X" or not bases:
             raise Malformed("a tag")
+        module, _, name = str(name).rpartition(".")
+        if module and name not in _STANDARD_ERRORS and module.partition(".")[0] in sys.modules:
+            self.refuse(f"{module}.{name} of the program is not the tests' own")
         if _number(number) not in self.kinds:
-            kinds = tuple(map(self._read_kind, bases))
             if name in _STANDARD_ERRORS and _STANDARD_ERRORS[name] in sys.modules:
-                kinds = (getattr(sys.modules[_STANDARD_ERRORS[name]], name),)
+                kinds: tuple[Any, ...] = (getattr(sys.modules[_STANDARD_ERRORS[name]], name),)
+            else:
+                kinds = tuple(map(self._read_kind, bases))
             space = {
                 "_tad_kind": number,
                 "__module__": "solution",

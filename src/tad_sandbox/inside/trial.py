@@ -38,6 +38,9 @@ _REPLACED = (  # compiled when it is needed
     r"(\bpatch(\.object|\.multiple)?|monkeypatch\.setattr)\((?!\s*[\"']?(solution|builtins(\.|, *[\"'])input|sys(\.|, *[\"'])std))"
 )
 _IDENTITY = re.compile(r"\bis\b|\btype\b|\bid\b|assertIs\b|assertIsNot\b")
+_PATCHED = re.compile(
+    r"\b(?:caplog|assertLogs)\b|(?:\bpatch|\bpatch\.\w+|monkeypatch\.setattr)\(\s*[\"']?(\w+)(?:[\"']?,\s*[\"']|\.)(\w+)"
+)
 _OWN = {"@is": is_same, "@is not": is_not_same, "@type": find_type, "@id": find_identity}
 
 
@@ -193,6 +196,8 @@ def run_tests(program: Apart | Together, job: dict[str, Any]) -> str | None:
     """Why the tests fail; None if they pass."""
     text = job["tests"]
     try:
+        if isinstance(program, Apart):
+            refuse_patches(program.judge, text)
         tree = rewrite(text) if isinstance(program, Apart) and _IDENTITY.search(text) else text
         code = compile(tree, "<tests>", "exec")
         if job["as_module"]:
@@ -210,6 +215,16 @@ def run_tests(program: Apart | Together, job: dict[str, Any]) -> str | None:
     except BaseException as error:
         return f"tests: {describe(error)}"
     return None
+
+
+def refuse_patches(judge: Judge, text: str) -> None:
+    """What tests change or record in the interpreter itself has no effect on the program's."""
+    for found in _PATCHED.finditer(text):
+        name, member = found[1], found[2]
+        standard = name == "builtins" or name in sys.stdlib_module_names
+        carried = name == "sys" or (name, member) in (("builtins", "input"), ("os", "environ"))
+        if name is None or (standard and not carried):
+            judge.refuse(f"the tests change or record {name or 'what is logged'} in their own interpreter")
 
 
 def rewrite(text: str) -> Any:
