@@ -145,13 +145,13 @@ def write_training(folder: Path, name: str, seed: int = 0, steps: int = 60, fini
     folder.mkdir(parents=True)
     (folder / "adapter").mkdir()
     recipe = DistillRecipe(
-        name=name,
+        name="training",
         model="nano-llada",
         trajectories=["runs/store"],
         objective={"name": "tad", "window": 4 if "quality" in name else 12},
         seed=seed,
         learning={"lr": 1e-3, "steps": steps},
-    )
+    ).model_copy(update={"name": name})  # unchecked: a record is a file, which may say anything
     log = StepLog(folder / "log.jsonl")
     draws = np.random.default_rng(seed)
     for step in range(steps + 1):

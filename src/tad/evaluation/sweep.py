@@ -14,6 +14,7 @@ from typing import Any
 
 from tad.decoding import Decoder, get_decoder
 from tad.decoding.decoders import describe, parameters
+from tad.decoding.schedule import TokenByToken, Verified
 from tad.errors import TadError
 from tad.evaluation.questions import Questions
 from tad.evaluation.recipe import EvalRecipe
@@ -73,6 +74,10 @@ def plan(
     first = Setting(FIRST, {key: value for key, value in own.items() if key in _SHARED})
     if decoder == FIRST:
         return [first]
+    if isinstance(chosen.schedule, TokenByToken | Verified):
+        raise TadError(
+            f"decoder '{decoder}' gives the same text with any setting, so there is nothing to sweep; evaluate it once"
+        )
     kind = KINDS.get(describe(chosen)["rule"])
     if kind is None:
         raise TadError(
