@@ -53,7 +53,7 @@ def execute(text: str) -> types.ModuleType:
     solution = types.ModuleType("solution")
     sys.modules["solution"] = solution  # dataclasses look their module up
     solution.__dict__.update(__file__=PROGRAM_FILE, __loader__=Loader(text))
-    exec(compile(text, PROGRAM_FILE, "exec"), solution.__dict__)
+    exec(compile(text, PROGRAM_FILE, "exec", dont_inherit=True), solution.__dict__)
     return solution
 
 

@@ -199,7 +199,7 @@ def run_tests(program: Apart | Together, job: dict[str, Any]) -> str | None:
         if isinstance(program, Apart):
             refuse_patches(program.judge, text)
         tree = rewrite(text) if isinstance(program, Apart) and _IDENTITY.search(text) else text
-        code = compile(tree, "<tests>", "exec")
+        code = compile(tree, "<tests>", "exec", dont_inherit=True)
         if job["as_module"]:
             sys.modules["solution"] = Solution(program, bound_names(text))
             run_module(code, text)
