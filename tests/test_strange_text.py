@@ -15,7 +15,7 @@ from tad.errors import TadError, printable
 from tad.pipeline.recipe import RunRecipe
 from tad.tasks import get_task
 
-SECONDS = 10
+SECONDS = 40
 
 
 class Section(Recipe):

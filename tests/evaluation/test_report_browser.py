@@ -117,7 +117,7 @@ def test_a_link_to_a_folded_section_unfolds_it(browser: Any, study_file: Path) -
     table = page.locator("#training table")
     assert not table.is_visible()
     page.locator("nav a", has_text="Training").click()
-    table.wait_for(state="visible", timeout=3000)
+    table.wait_for(state="visible", timeout=20_000)
     assert trouble == []
 
 

@@ -17,7 +17,7 @@ import tad
 from tad.errors import TadError
 from tad.models.info import describe
 
-SECONDS = 5
+SECONDS = 40
 IDS = torch.arange(20)[None] + 40
 
 

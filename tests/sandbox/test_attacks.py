@@ -206,13 +206,15 @@ def test_a_background_process_left_behind(sandbox: Sandbox) -> None:
         "    os.setsid()\n"
         "    if os.fork() == 0:\n"
         "        open('started', 'w').close()\n"
-        f"        os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(20)', '{marker}'])\n"
+        f"        os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(90)', '{marker}'])\n"
         "    os._exit(0)\n"
-        "import time; time.sleep(0.5)\n"
+        "import time\n"
+        "while not os.path.exists('started'): time.sleep(0.05)\n"
+        "time.sleep(0.5)\n"
     )
     started = "assert os.path.exists('started')"
     assert sandbox.run(program, started).passed
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 40
     while processes_with(marker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_with(marker) == []

@@ -82,7 +82,7 @@ def test_cpu_time_and_memory_are_the_cgroups(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(bwrap, "find_cgroup", lambda: tmp_path)
     monkeypatch.setattr(bwrap, "Cgroup", Busy)
     waiting = Sandbox(Limits(cpu_seconds=1))
-    assert waiting._run(Job("import time\ntime.sleep(3)", "")).reason == "CPU limit"
+    assert waiting._run(Job("import time\ntime.sleep(25)", "")).reason == "CPU limit"
 
 
 def test_a_place_without_controllers_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

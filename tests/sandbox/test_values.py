@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -118,7 +118,7 @@ def test_a_plain_value_arrives_as_it_left(value: object) -> None:
         OrderedDict([(2, 1), (1, 2)]),
         defaultdict(list, {1: [2]}),
         deque([1, 2], maxlen=3),
-        datetime(2020, 1, 2, 3, tzinfo=UTC),
+        datetime(2020, 1, 2, 3, tzinfo=timezone.utc),
         time(1, 2),
         [Decimal("1.10"), Fraction(1, 3), date(2020, 1, 1), timedelta(days=-1)],
         {1: 2}.items(),

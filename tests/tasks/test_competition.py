@@ -135,7 +135,7 @@ def test_a_hanging_comparison_costs_one_verdict_and_the_next_is_right() -> None:
         "comparison crashed",
         "comparison failed: MemoryError",
     )
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert compare(r"\frac{1}{2}", "0.5").equal
 
 
