@@ -12,6 +12,7 @@ from eval_world import content, made_row, recipe_of
 from tad.decoding import Decoded
 from tad.evaluation import evaluate
 from tad.evaluation.summary import OWN, measure, summarise, wilson
+from tad.evaluation.tables import show_summary
 from tad.models import LM
 
 END, FILLER = 2, 0
@@ -49,6 +50,16 @@ def test_rows_that_were_not_decoded_count_neither_tokens_nor_forwards() -> None:
     unfit = made_row(tokens=0, tokens_all=0, forwards=0, correct=False)
     assert measure([made_row(), unfit])["tpf"] == measure([made_row()])["tpf"]
     assert math.isnan(measure([unfit])["tpf"])
+
+
+def test_answers_that_cannot_be_judged_count_as_wrong_and_are_said() -> None:
+    unjudged = made_row(id="1", correct=False, reason="cannot judge: compares a handle")
+    summary = {**summarise([made_row(), unjudged, made_row(id="2", correct=False)]), "complete": True}
+    found = summary["tasks"]["made"]["tad"]
+    assert (found["graded"], found["correct"], found["cannot_judge"]) == (3, 1, 1)
+    assert "1 answers cannot be judged" in show_summary(summary)
+    none = {**summarise([made_row()]), "complete": True}
+    assert "cannot" not in show_summary(none)
 
 
 def test_error_of_the_ratio_is_that_of_resampled_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -78,6 +79,22 @@ def test_unfinished_and_ungraded_runs_are_left_out_and_said(tmp_path: Path) -> N
     ):
         assert name in text
     assert "store: no window has been measured; run 'tad window" in text
+
+
+def test_answers_that_cannot_be_judged_are_counted_on_the_page(tmp_path: Path, without_pngs: None) -> None:
+    made.write_run(tmp_path / "run", "tad", 4, 0.5)
+    assert (
+        "cannot be judged"
+        not in write_report([tmp_path], resamples=5, out=tmp_path / "a.html").page.read_text()
+    )
+    rows = tmp_path / "run" / "rows.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    unjudged = [line for line in lines if not line["correct"]][:3]
+    for line in unjudged:
+        line["reason"] = "cannot judge: compares a handle"
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report([tmp_path], resamples=5, out=tmp_path / "b.html").page.read_text()
+    assert "<dt>cannot be judged</dt><dd>3 answers of all runs</dd>" in page
 
 
 def test_a_broken_directory_costs_a_note_and_not_the_report(tmp_path: Path) -> None:

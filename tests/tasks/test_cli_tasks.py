@@ -70,6 +70,15 @@ def test_grading_by_id_gives_accuracy_error_and_reasons(mine: str, tmp_path: Pat
     assert "50.00% ± 50.00  (1 of 2)" in run("grade", mine, texts)
 
 
+@pytest.mark.sandbox
+def test_texts_that_cannot_be_judged_are_counted_apart_from_wrong_ones(mine: str, tmp_path: Path) -> None:
+    program = "class Equal:\n    def __eq__(self, other): return True\n\ndef f(): return Equal()"
+    texts = write(tmp_path / "t.jsonl", {"id": "c", "text": program}, {"id": "a", "text": "3"})
+    assert "(0 of 2; 1 cannot be judged)" in run("grade", mine, texts)
+    assert json.loads(run("grade", mine, texts, "--json"))["cannot_judge"] == 1
+    assert json.loads(run("grade", mine, texts, "--json", "--judge", "together"))["cannot_judge"] == 0
+
+
 def test_texts_without_ids_are_taken_in_order(mine: str, tmp_path: Path) -> None:
     strings = write(tmp_path / "t.jsonl", "2", "4")
     assert json.loads(run("grade", mine, strings, "--json"))["correct"] == 1

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from tad.cli import app
 from tad.errors import TadError
 from tad.models import load
+from tad.tasks import Verdict, jsonl
 from tad.training.states import read_stores
 from tad.trajectories import store as store_module
-from tad.trajectories.grading import grade_store
+from tad.trajectories.grading import count_verdicts, grade_store
 from tad.trajectories.jsonl_format import export_rows
-from tad.trajectories.store import TrajectoryStore
-from tad.trajectories.summary import summarise
+from tad.trajectories.store import ShardStats, TrajectoryStore
+from tad.trajectories.summary import describe_store, summarise
 from tad.trajectories.window import measure_window
 from tad_sandbox import bwrap
 
@@ -110,6 +111,41 @@ def test_programs_are_not_graded_without_a_sandbox_and_wait(
             use()
     assert files(store) == before
     assert [stats.by_task for _, stats in grade_store(store, lm)] == [{"jsonl": [1, 0]}]
+
+
+@pytest.mark.sandbox
+def test_programs_that_tests_judge_only_together_are_kept_only_where_the_recipe_says_together(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "programs.jsonl"
+    path.write_text(json.dumps({"question": "q", "reference": "r", "tests": "assert f() == 1"}) + "\n")
+    program = "class Equal:\n    def __eq__(self, other): return True\n\ndef f(): return Equal()"
+    monkeypatch.setattr(jsonl, "fenced_or_all", lambda _text: program)
+    kept = {}
+    for judge in ({}, {"judge": "apart"}, {"judge": "together"}):
+        task = {"name": f"jsonl:{path}", "options": judge}
+        store = run(world, tmp_path / f"store {judge}", tasks=[task], keep="correct")
+        summary = summarise(store)
+        kept[judge.get("judge")] = [row.reason for row in store.rows()]
+        assert (summary.attempted, summary.unjudged) == (1, int(judge != {"judge": "together"}))
+        lines = list(describe_store(store))
+        assert any("1 rollouts cannot be judged" in line for line in lines) == (summary.unjudged == 1)
+    assert kept[None] == kept["apart"] == []
+    assert "(judge: together)" in kept["together"][0]
+
+
+def test_rollouts_that_cannot_be_judged_are_counted_however_many_other_reasons_there_are() -> None:
+    verdicts = [
+        Verdict(False, f"reason {chr(97 + n // 26)}{chr(97 + n % 26)}") for n in range(40) for _ in range(3)
+    ]
+    verdicts += [
+        Verdict(False, "cannot judge: compares a handle"),
+        Verdict(False, "cannot judge: adds to a handle"),
+    ]
+    stats = ShardStats(len(verdicts), 0, 0, {}, 8, 0, {})
+    found = count_verdicts(stats, [("task", verdict) for verdict in verdicts])
+    assert found.reasons["cannot judge"] == 2
+    assert len(found.reasons) == 20
 
 
 def test_a_store_is_graded_with_its_own_tokenizer_and_data(

@@ -77,7 +77,7 @@ def grade(
     unsafe_no_sandbox: NoSandbox = False,
 ) -> None:
     """Grade a file of texts: accuracy, its standard error, and why texts fail."""
-    from tad.tasks import Score, get_task
+    from tad.tasks import Score, get_task, is_unjudged
     from tad.tasks.texts import match_texts, short_reason, write_verdicts
 
     options: dict[str, Any] = {}
@@ -93,6 +93,7 @@ def grade(
     if out is not None:
         write_verdicts(out, pairs, verdicts)
     score = Score.of(verdicts)
+    unjudged = sum(verdict.unjudged for verdict in verdicts)
     reasons = Counter((verdict.correct, short_reason(verdict.reason)) for verdict in verdicts)
     if as_json:
         summary = {
@@ -100,6 +101,7 @@ def grade(
             "split": split or chosen.default_split,
             "texts": score.count,
             "correct": score.correct,
+            "cannot_judge": unjudged,
             "accuracy": score.accuracy,
             "standard_error": score.standard_error if score.count > 1 else None,
             "reasons": [
@@ -111,10 +113,11 @@ def grade(
         return
     error = f" ± {100 * score.standard_error:.2f}" if score.count > 1 else ""
     typer.echo(
-        f"{task} {split or chosen.default_split}: {100 * score.accuracy:.2f}%{error}  ({score.correct} of {score.count})"
+        f"{task} {split or chosen.default_split}: {100 * score.accuracy:.2f}%{error}  ({score.correct} of {score.count}"
+        + (f"; {unjudged} cannot be judged)" if unjudged else ")")
     )
     for (correct, reason), count in reasons.most_common():
-        verdict = "right" if correct else "-----" if reason.startswith("cannot judge") else "wrong"
+        verdict = "right" if correct else "-----" if is_unjudged(correct, reason) else "wrong"
         typer.echo(f"  {count:6,}  {verdict}  {reason}")
 
 

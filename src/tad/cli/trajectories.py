@@ -68,10 +68,14 @@ class CollectConsole(Progress):
         self.update(progress.done, progress.total, f"rollouts{right}")
 
     def shard(self, shard: int, stats: ShardStats) -> None:
+        from tad.tasks import CANNOT_JUDGE
+
         steps = stats.steps / max(1, stats.attempted)
+        unjudged = stats.reasons.get(CANNOT_JUDGE, 0)
         self.draw(
             f"shard {shard}: {stats.correct} of {stats.attempted - stats.ungraded} graded rollouts right, "
-            f"{stats.kept} kept, {steps:.0f} steps on average",
+            + (f"{unjudged} cannot be judged, " if unjudged else "")
+            + f"{stats.kept} kept, {steps:.0f} steps on average",
             last=True,
         )
 

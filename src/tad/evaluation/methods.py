@@ -24,6 +24,7 @@ from tad.evaluation.labels import BASE, RunLabel, distinguish, label_runs, path_
 from tad.evaluation.measurement import RESAMPLES, MethodRuns, Outcomes
 from tad.evaluation.results import META, Results, RunMeta
 from tad.evaluation.sweep import FIRST, KINDS, Setting
+from tad.tasks import is_unjudged
 
 BASELINE = "fast-dllm"  # the decoder of the base that methods are also held to
 _VARIED = ("threshold", "steps")  # of a decoder: what a sweep varies
@@ -77,12 +78,22 @@ def find_runs(folder: str | Path) -> list[Path]:
 
 
 @lru_cache(maxsize=4096)
-def _read_outcomes(folder: Path, *stamps: tuple[str, int, int]) -> Outcomes:
-    return Outcomes.of(Results.open(folder).rows())
+def _read_outcomes(folder: Path, *stamps: tuple[str, int, int]) -> tuple[Outcomes, int]:
+    rows = Results.open(folder).rows()
+    return Outcomes.of(rows), sum(is_unjudged(row.correct, row.reason) for row in rows)
 
 
 def read_outcomes(folder: Path) -> Outcomes:
     """Of the rows that are there; read again only when their files change."""
+    return _read_again(folder)[0]
+
+
+def count_unjudged(folder: Path) -> int:
+    """Answers of a run that their tests could not judge."""
+    return _read_again(folder)[1]
+
+
+def _read_again(folder: Path) -> tuple[Outcomes, int]:
     files = sorted([*folder.glob("rows.jsonl"), *folder.glob("part-*.jsonl")])
     return _read_outcomes(
         folder, *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)

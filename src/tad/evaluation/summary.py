@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tad.evaluation.row import UNFIT, Row
-from tad.tasks import Score
+from tad.tasks import Score, is_unjudged
 
 Z95 = 1.959963984540054
 OWN = "each task's own template"
@@ -46,6 +46,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "forwards": int(forwards.sum()),
         "decoding_seconds": float(seconds.sum()),
         "tokens_per_second": divide(tokens.sum(), seconds.sum()),
+        "cannot_judge": sum(is_unjudged(row.correct, row.reason) for row in rows),
         "unfit": sum(row.reason == UNFIT for row in rows),
         **measure_drafts(rows),
     }

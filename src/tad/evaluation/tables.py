@@ -83,6 +83,11 @@ def show_summary(summary: dict[str, Any], levels: bool = False) -> str:
                 lines.append(
                     f"{named}: {kept} tokens kept per cycle; kept up to each position of a draft, in %: {curve}"
                 )
+    unjudged = sum(
+        found.get("cannot_judge", 0) for entry in summary["tasks"].values() for found in entry.values()
+    )
+    if unjudged:
+        lines.append(f"{unjudged} answers cannot be judged by their tests and count as wrong")
     unfit = sum(found["unfit"] for entry in summary["tasks"].values() for found in entry.values())
     if unfit:
         lines.append(f"{unfit} prompts did not fit the model's context and count as wrong")

@@ -16,9 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from tad.errors import TadError
 from tad.plugins import additions, resolve
-from tad.tasks.task import Example, Message, Prompt, Score, Task, Verdict
+from tad.tasks.task import CANNOT_JUDGE, Example, Message, Prompt, Score, Task, Verdict, is_unjudged
 
 __all__ = [
+    "CANNOT_JUDGE",
     "Example",
     "Message",
     "Prompt",
@@ -27,6 +28,7 @@ __all__ = [
     "Verdict",
     "check_contamination",
     "get_task",
+    "is_unjudged",
     "register_task",
     "task_names",
 ]

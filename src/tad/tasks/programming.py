@@ -12,7 +12,7 @@ from typing import ClassVar
 from tad.errors import TadError
 from tad.tasks.code import parse
 from tad.tasks.dataset import DatasetTask
-from tad.tasks.task import CODE_ONLY, Example, Progress, Verdict
+from tad.tasks.task import CANNOT_JUDGE, CODE_ONLY, Example, Progress, Verdict
 from tad_sandbox import Job, Limits, NoSandboxError, Outcome, Sandbox, SandboxError
 
 
@@ -92,8 +92,8 @@ def _verdict(job: Job, outcomes: Iterator[Outcome]) -> Verdict:
         return Verdict(False, "no program found")
     outcome = next(outcomes)
     reason = outcome.reason
-    if outcome.verdict == "cannot judge":
-        reason = f"cannot judge: {reason}"
+    if outcome.verdict == CANNOT_JUDGE:
+        reason = f"{CANNOT_JUDGE}: {reason}"
     if outcome.together:
         reason += " (judge: together)"
     return Verdict(outcome.passed, reason, job.program)

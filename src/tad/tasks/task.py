@@ -38,6 +38,19 @@ class Verdict:
     reason: str
     extracted: str | None = None
 
+    @property
+    def unjudged(self) -> bool:
+        """Whether it is only not right because the tests could not judge the text."""
+        return is_unjudged(self.correct, self.reason)
+
+
+CANNOT_JUDGE = "cannot judge"
+
+
+def is_unjudged(correct: bool | None, reason: str | None) -> bool:
+    """Whether a stored verdict is the third one, which is counted as not right."""
+    return correct is False and reason is not None and reason.startswith(CANNOT_JUDGE)
+
 
 @dataclass(frozen=True)
 class Message:

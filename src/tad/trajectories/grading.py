@@ -14,7 +14,7 @@ from tad.config import parse_recipe
 from tad.errors import TadError
 from tad.models import LM
 from tad.runs.fingerprint import fingerprint_tokenizer
-from tad.tasks import Verdict
+from tad.tasks import CANNOT_JUDGE, Verdict, is_unjudged
 from tad.trajectories.mix import Item, mix_tasks
 from tad.trajectories.privileged import plain_ids
 from tad.trajectories.recipe import CollectRecipe
@@ -61,7 +61,10 @@ def describe_wrong(
 
 
 def count_verdicts(stats: ShardStats, verdicts: Iterable[tuple[str, Verdict]]) -> ShardStats:
-    """A shard's counts with verdicts of tasks added. The most common reasons are kept, all while rollouts wait for verdicts."""
+    """A shard's counts with verdicts of tasks added.
+
+    The most common reasons and those that could not be judged are kept, all while rollouts wait for verdicts.
+    """
     correct, reasons = stats.correct, Counter(stats.reasons)
     by_task = {task: list(counts) for task, counts in stats.by_task.items()}
     for task, verdict in verdicts:
@@ -71,13 +74,15 @@ def count_verdicts(stats: ShardStats, verdicts: Iterable[tuple[str, Verdict]]) -
         correct += verdict.correct
         if not verdict.correct:
             reasons[_reason_class(verdict.reason)] += 1
-    ordered = sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0]))
+    ordered = sorted(reasons.items(), key=lambda entry: (entry[0] != CANNOT_JUDGE, -entry[1], entry[0]))
     kept = ordered if stats.pending else ordered[:_REASONS]
     return replace(stats, correct=correct, reasons=dict(kept), by_task=dict(sorted(by_task.items())))
 
 
 def _reason_class(reason: str) -> str:
     """Reasons without their particulars, so that they can be counted."""
+    if is_unjudged(False, reason):
+        return CANNOT_JUDGE
     return "".join("n" if c.isdigit() else c for c in reason)[:60]
 
 

@@ -121,7 +121,7 @@ class ShardStats:
     attempted: int
     kept: int
     correct: int
-    reasons: dict[str, int]  # why rollouts were wrong
+    reasons: dict[str, int]  # why rollouts were wrong, or that they could not be judged
     steps: int  # real steps, all rollouts
     unsure: int  # of them, revealed with the teacher's confidence below one half
     by_task: dict[str, list[int]]  # task -> [graded, correct]

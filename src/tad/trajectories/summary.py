@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tad.tasks import Score
+from tad.tasks import CANNOT_JUDGE, Score
 from tad.trajectories.store import TrajectoryStore
 
 
@@ -28,6 +28,7 @@ class StoreSummary:
     rollouts: int  # all that were made, with those that failed without a reference
     forwards: int  # of all rollouts, one row each: what collection cost
     by_task: dict[str, tuple[int, int]]  # graded, correct
+    unjudged: int  # of those that are not correct, the ones that their tests could not judge
     reasons: dict[str, int]
     mean_length: float  # real steps per kept trajectory
     mean_confidence: float  # teacher's, over kept real steps; nan where no teacher ran
@@ -51,6 +52,7 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
         for task, (graded, correct) in entry.by_task.items():
             before = by_task.get(task, (0, 0))
             by_task[task] = (before[0] + graded, before[1] + correct)
+    unjudged = sum(reasons.pop(reason) for reason in list(reasons) if reason.startswith(CANNOT_JUDGE))
     length = store.meta.gen_length
     sums, squares, counts = (np.zeros(length) for _ in range(3))
     lengths = []
@@ -81,6 +83,7 @@ def summarise(store: TrajectoryStore) -> StoreSummary:
         rollouts=sum(entry.attempted + entry.failed for entry in stats),
         forwards=steps + sum(entry.failed_steps for entry in stats),
         by_task=by_task,
+        unjudged=unjudged,
         reasons=dict(reasons.most_common(8)),
         mean_length=float(np.mean(lengths)) if lengths else float("nan"),
         mean_confidence=mean,
@@ -112,6 +115,8 @@ def describe_store(store: TrajectoryStore) -> Iterator[str]:
         yield (f"  {ungraded} rollouts of tasks that are not graded")
     if summary.pending:
         yield (f"  {summary.pending} rollouts wait for a verdict: tad regrade {store.folder} --model MODEL")
+    if summary.unjudged:
+        yield (f"  {summary.unjudged} rollouts cannot be judged by their tests and count as wrong")
     for reason, count in summary.reasons.items():
         yield (f"  wrong: {count:5d} x {reason}")
     sure = f"teacher's mean confidence {summary.mean_confidence:.3f}, below 0.5 at {100 * summary.unsure:.1f} % of the steps"

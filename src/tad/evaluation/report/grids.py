@@ -12,7 +12,7 @@ from tad.evaluation.tables import Grid, GridCell, GridGroup, cells, with_error
 
 
 def grid_stores(stores: Sequence[StoreData]) -> Grid:
-    head = ["store", "order", "reference shown", "kept / rollouts", "correct, %", "mean steps", "mean confidence",
+    head = ["store", "order", "reference shown", "kept / rollouts", "correct, %", "cannot judge", "mean steps", "mean confidence",
             "steps below 0.5", "quality window", "speed window", "seed"]  # fmt: skip
     rows = []
     for store in stores:
@@ -25,6 +25,7 @@ def grid_stores(stores: Sequence[StoreData]) -> Grid:
                 {True: "yes", False: "no"}.get(recipe.get("privileged"), "-"),  # type: ignore[arg-type]
                 f"{summary.kept:,} / {summary.attempted:,}",
                 with_error(correct, None, 1),
+                f"{summary.unjudged:,}",
                 with_error(summary.mean_length, None, 1),
                 with_error(summary.mean_confidence, None, 3),
                 "-" if math.isnan(summary.unsure) else f"{100 * summary.unsure:.1f} %",

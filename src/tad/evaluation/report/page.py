@@ -21,6 +21,7 @@ from tad.evaluation import tables
 from tad.evaluation.analysis import TOLERANCE, ResultTable
 from tad.evaluation.labels import distinguish, tell_apart
 from tad.evaluation.measurement import RESAMPLES
+from tad.evaluation.methods import count_unjudged
 from tad.evaluation.report import charts, grids
 from tad.evaluation.report.charts import Chart
 from tad.evaluation.report.gather import Gathered, Part, TrainingData, gather
@@ -282,6 +283,7 @@ def _list_facts(found: Gathered) -> list[tuple[str, str]]:
     runs = [run for part in found.parts for run in part.runs]
     calls = [run.call for run in runs] + [run.call for run in found.trainings]
     seeds = sorted({run.seed for run in found.trainings if run.seed is not None})
+    unjudged = sum(count_unjudged(run.folder) for run in runs)
     every: dict[str, list[str | None]] = {
         "problems per task": [f"{n:,}" for part in found.parts for n in part.main.tasks.values()],
         "machines": [call.get("device") for call in calls],
@@ -289,6 +291,7 @@ def _list_facts(found: Gathered) -> list[tuple[str, str]]:
         "training seeds": [f"{len(seeds)} ({', '.join(map(str, seeds))})"] if len(seeds) > 1 else [],
         "precision": [run.meta.dtype for run in runs],
         "positions generated": [str(run.meta.gen_length) for run in runs],
+        "cannot be judged": [f"{unjudged:,} answers of all runs"] if unjudged else [],
     }
     shown = []
     for name, values in every.items():
