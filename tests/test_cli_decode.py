@@ -204,8 +204,29 @@ def test_malformed_line_of_a_file_is_named(model: str, tmp_path: Path) -> None:
 
 
 def test_length_that_is_no_multiple_of_the_block_is_refused_before_loading(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
     with pytest.raises(TadError, match="gen_length 20"):
-        run("generate", str(tmp_path), "hello", "--decoder", "tad", "--gen-length", "20")
+        run("generate", str(folder), "hello", "--decoder", "tad", "--gen-length", "20")
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "block=8"), ("--decoder", "llada")])
+def test_length_over_the_context_is_answered_by_one_that_fits_block_and_context(
+    model: str, lm: tad.LM, settings: tuple[str, ...]
+) -> None:
+    words = ("generate", model, "hello", *settings)
+    with pytest.raises(TadError, match="the longest answer that fits has") as caught:
+        run(*words, "--gen-length", "10001")
+    longest = re.search(r"fits has (\d+)$", str(caught.value))
+    assert longest is not None
+    assert CONTEXT - 64 < int(longest[1]) + len(lm.encode("hello")) <= CONTEXT
+    assert run(*words, "--gen-length", longest[1]).exit_code == 0
+
+
+def test_prompt_that_leaves_no_room_for_a_block_is_told_to_be_shorter(model: str) -> None:
+    with pytest.raises(TadError, match="give a shorter prompt"):
+        run("generate", model, "x" * CONTEXT, *SHORT)
 
 
 def test_missing_prompt_at_a_terminal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

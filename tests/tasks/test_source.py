@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pyarrow
@@ -125,7 +130,8 @@ def test_without_a_directory_rows_come_from_the_hub(tmp_path: Path, monkeypatch:
         return str(tmp_path / "rows.parquet")
 
     names = ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda hub_id, repo_type: names)
+    found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda hub_id: found)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert len(get_task("gsm8k").examples("test")) == 1
     assert asked == ["dataset openai/gsm8k main/test-00000-of-00001.parquet"]
@@ -142,11 +148,29 @@ def test_without_a_network_the_error_says_where_to_put_the_data(
     def refuse(*_arguments: object, **_options: object) -> None:
         raise kind("no route to host")
 
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", refuse)
+    monkeypatch.setattr(huggingface_hub, "dataset_info", refuse)
     with pytest.raises(
         TadError, match=r"cannot fetch openai/gsm8k from the hub \(no route to host\); put gsm8k/test"
     ):
         get_task("gsm8k").examples("test")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_nothing_else_is_printed(tmp_path: Path) -> None:
+    code = "from tad.tasks import get_task\nget_task('gsm8k').examples('test')"
+    proxies = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "tad_data", "hf_hub_offline")
+    environment = {name: value for name, value in os.environ.items() if name.lower() not in proxies}
+    with socket.socket() as closed:  # bound and not listening: every connection is refused
+        closed.bind(("127.0.0.1", 0))
+        environment |= {
+            "HF_ENDPOINT": f"http://127.0.0.1:{closed.getsockname()[1]}",
+            "HF_HOME": str(tmp_path),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+        )
+    assert done.returncode != 0 and not done.stdout
+    assert done.stderr.startswith("Traceback")  # the first thing that is printed: no retry was announced before
+    assert "tad.errors.TadError: cannot fetch openai/gsm8k from the hub (" in done.stderr.splitlines()[-1]
 
 
 def test_data_that_is_on_no_hub_says_so(tmp_path: Path) -> None:

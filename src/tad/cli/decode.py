@@ -65,13 +65,14 @@ def generate(
         name, length, overrides = options.fill_defaults(model, adapter, decoder, gen_length, overrides)
         lm = options.load_model(model, adapter, device, dtype, to_decode=True, quantize=quantize)
     chosen = get_decoder(name, lm.family.name, **overrides)
-    chosen.bind(lm, length)  # refused before any prompt is
+    chosen.bind(lm)  # refused before any prompt is
     if ids is None and lm.tokenizer is None:
         raise TadError(f"{model}: has no tokenizer; give the prompt as token ids with --ids 1,2,3")
     for question in questions:
         if isinstance(question.prompt, str) and question.ids is None and not raw:
             warn_of_scope(model, question.prompt)
-    encoded = [_encode(lm, question, length, raw, allow_special) for question in questions]
+    encoded = [_encode(lm, chosen, question, length, raw, allow_special) for question in questions]
+    chosen.bind(lm, length)  # after the prompts, so that the length it asks for fits behind them
     job = _Job(lm, chosen, length, seed, as_ids=ids is not None, model=model, adapter=adapter)
     terminal = sys.stdout.isatty()
     if terminal and live and not as_json and len(questions) == 1:
@@ -97,7 +98,10 @@ def generate(
         typer.secho(summary(answer), dim=True)
 
 
-def _encode(lm: LM, question: Question, gen_length: int, raw: bool, allow_special: bool) -> list[int]:
+def _encode(
+    lm: LM, decoder: Decoder, question: Question, gen_length: int, raw: bool, allow_special: bool
+) -> list[int]:
+    from tad.decoding import advise_length
     from tad.generation import encode_prompt
 
     found = question.ids
@@ -108,7 +112,8 @@ def _encode(lm: LM, question: Question, gen_length: int, raw: bool, allow_specia
             raise TadError(f"{question.where}: {str(error).removeprefix('prompt 0').lstrip(': ')}") from None
     if len(found) + gen_length > lm.context:
         raise TadError(
-            f"{question.where}: {len(found)} tokens and --gen-length {gen_length} are more than the context of {lm.context}"
+            f"{question.where}: {len(found)} tokens and --gen-length {gen_length} are more than the context of {lm.context}; "
+            + advise_length(lm, decoder, len(found))
         )
     return found
 

@@ -207,12 +207,14 @@ def fill_defaults(
     """Decoder, length and parameters as asked for, else as the model's directory says. What does not depend on the
     weights is refused here, before they are read."""
     from tad.decoding import get_decoder
-    from tad.models import DecodingDefaults, find_defaults
+    from tad.models import DecodingDefaults, find_context, find_defaults
 
     known = decoder is not None and gen_length is not None
     defaults = DecodingDefaults() if known else find_defaults(model, adapter)
     name, length, own = defaults.fill(decoder, gen_length, settings)
-    get_decoder(name, **own).check(length)
+    chosen = get_decoder(name, **own)
+    if length < find_context(model):  # a longer one is refused with the prompt, where it is known what fits behind it
+        chosen.check(length)
     return name, length, own
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "Scheduler",
     "Step",
     "StepCallback",
+    "advise_length",
     "check_prompt",
     "decode",
     "decoders_for",
@@ -62,7 +63,7 @@ def decode(
         if not -(2**63) <= one < 2**63:
             raise TadError(f"seed {one} should fit into 64 bits")
     for row, prompt in enumerate(prompts):
-        check_prompt(lm, prompt, gen_length, f"prompt {row}")
+        check_prompt(lm, prompt, gen_length, f"prompt {row}", chosen)
     requests = [
         Request(row, prompt, gen_length, chosen, one)
         for row, (prompt, one) in enumerate(zip(prompts, seeds, strict=True))
@@ -75,13 +76,23 @@ def decode(
     return [found[row] for row in range(len(prompts))]
 
 
-def check_prompt(lm: LM, prompt: Sequence[int], gen_length: int, name: str = "prompt") -> None:
-    """Refuse a prompt that cannot be decoded; `name` is how the error calls it."""
+def advise_length(lm: LM, decoder: Decoder, prompt_tokens: int) -> str:
+    """What to do where prompt and answer are over the context: the longest answer of whole blocks that fits, if there is one."""
+    longest = decoder.longest(lm, lm.context - prompt_tokens)
+    return f"the longest answer that fits has {longest}" if longest else "give a shorter prompt"
+
+
+def check_prompt(
+    lm: LM, prompt: Sequence[int], gen_length: int, name: str = "prompt", decoder: Decoder | None = None
+) -> None:
+    """Refuse a prompt that cannot be decoded; `name` is how the error calls it. With the decoder, an error about the length names
+    one that fits."""
     if not prompt:
         raise TadError(f"{name} is empty: a model needs at least one token to start from")
     if len(prompt) + gen_length > lm.context:
+        advice = f"; {advise_length(lm, decoder, len(prompt))}" if decoder else ""
         raise TadError(
-            f"{name} has {len(prompt)} tokens; with gen_length {gen_length} that is over the context of {lm.context}"
+            f"{name} has {len(prompt)} tokens; with gen_length {gen_length} that is over the context of {lm.context}{advice}"
         )
     if lm.tokens.mask in prompt:
         where = list(prompt).index(lm.tokens.mask)

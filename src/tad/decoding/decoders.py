@@ -75,13 +75,19 @@ class Decoder:
         Without a length: what depends on the model alone, such as its blocks. Binding twice is binding once."""
         _check_values(self)
         bound = self._with_blocks(lm.model.shape.blocks)
-        return bound if length is None else bound._with_length(length, lm.family.logit_shift)
+        return bound if length is None else bound._with_length(length, lm.family.logit_shift, lm.context)
+
+    def longest(self, lm: LM, room: int) -> int:
+        """The longest answer that has whole blocks, where blocks must be whole, in `room` positions; 0: none fits."""
+        schedule = self.bind(lm).schedule
+        whole = 1 if isinstance(schedule, BlockByBlock) else schedule.block or 1
+        return max(0, room) // whole * whole
 
     def check(self, length: int) -> None:
         """What can be refused before a model is there."""
         self._with_length(length, 0)
 
-    def _with_length(self, length: int, logit_shift: int) -> Decoder:
+    def _with_length(self, length: int, logit_shift: int, context: int | None = None) -> Decoder:
         _check_values(self)
         block = length if self.schedule.block is None else self.schedule.block
         if length < 1:
@@ -91,7 +97,8 @@ class Decoder:
         if self.stop == "block" and not by_block:
             raise TadError("stop 'block' needs schedule 'block-by-block'")
         if length % block and not by_block:
-            nearest = max(1, length // block) * block
+            fits = length if context is None else min(length, context - 1)  # a prompt has at least one token
+            nearest = max(1, fits // block) * block
             raise TadError(
                 f"gen_length {length} is not a multiple of the block length {block}; use {nearest}"
             )

@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tad.models.attention import AttentionMask, BlockLayout, block_index
 from tad.models.cache import KVCache
-from tad.models.defaults import DecodingDefaults, find_defaults
+from tad.models.defaults import DecodingDefaults, find_context, find_defaults
 from tad.models.family import (
     AUTOREGRESSIVE,
     DREAM,
@@ -55,6 +55,7 @@ __all__ = [
     "block_index",
     "family_named",
     "family_of",
+    "find_context",
     "find_defaults",
     "load",
 ]

@@ -48,6 +48,12 @@ def find_defaults(
     return read_defaults(checkpoint, None if adapter is None else locate(adapter, weights=False))
 
 
+def find_context(source: str | Path, revision: str | None = None) -> int:
+    """The context of a model, from its text files."""
+    context: int = Checkpoint.open(locate(source, revision, weights=False)).config.shape.context
+    return context
+
+
 def read_defaults(checkpoint: Checkpoint, adapter: Path | None = None) -> DecodingDefaults:
     """What the family decodes with, then what the model's directory says, then what its adapter's does."""
     layout = checkpoint.config.shape.blocks

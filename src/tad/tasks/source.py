@@ -134,7 +134,9 @@ class Source:
         import huggingface_hub
 
         try:
-            names = huggingface_hub.list_repo_files(self.hub_id, repo_type="dataset")
+            # One request: `list_repo_files` would retry for half a minute, and log it, before it says there is no network.
+            siblings = huggingface_hub.dataset_info(self.hub_id).siblings or []
+            names = [sibling.rfilename for sibling in siblings]
             chosen = [name for pattern in patterns for name in sorted(fnmatch.filter(names, pattern))]
             if not chosen:
                 raise TadError(f"hub dataset {self.hub_id} has no file like {patterns[0]}; {advice}")
