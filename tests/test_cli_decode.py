@@ -204,11 +204,8 @@ def test_malformed_line_of_a_file_is_named(model: str, tmp_path: Path) -> None:
 
 
 def test_length_that_is_no_multiple_of_the_block_is_refused_before_loading(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model")
-    for weights in folder.glob("*.safetensors"):
-        weights.unlink()
     with pytest.raises(TadError, match="gen_length 20"):
-        run("generate", str(folder), "hello", "--decoder", "tad", "--gen-length", "20")
+        run("generate", str(tmp_path), "hello", "--decoder", "tad", "--gen-length", "20")
 
 
 @pytest.mark.parametrize("settings", [(), ("--set", "block=8"), ("--decoder", "llada")])
@@ -284,7 +281,7 @@ def test_canvas_of_a_finished_row_tells_the_end_from_filler() -> None:
     canvas = Canvas(8, 4, spell, ends=(0,))
     canvas.finish(Decoded([*b"yes", 0, 0, 0, 0, 0], [1, 1, 2, 2, 0, 0, 0, 0], [1.0] * 8, 2, 1.0, (0,)))
     lines = [line.rstrip() for line in draw(canvas).splitlines()]
-    assert lines == [f"1 │ yes{END}", f"2 │ {FILLER * 4}", "forward 2   revealed 8/8"]
+    assert lines == [f"1 │ yes{END}", f"2 │ {FILLER * 4}", "forward 2   revealed 8/8 with the filler"]
 
 
 def test_character_spread_over_tokens_is_shown_whole() -> None:

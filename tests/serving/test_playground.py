@@ -321,10 +321,10 @@ def test_server_that_is_gone_is_named(browser: Browser, site: Live) -> None:
         expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
-def stream_of(*texts: str, ending: str = "") -> str:
+def stream_of(*texts: str, ending: str = "", block: int | None = None) -> str:
     """A recorded stream of one forward that reveals these tokens."""
     size = len(texts)
-    about = {"id": "x", "prompt_tokens": 1, "gen_length": size, "max_tokens": size, "block": size, "mask": "<mask>",
+    about = {"id": "x", "prompt_tokens": 1, "gen_length": size, "max_tokens": size, "block": block or size, "mask": "<mask>",
              "ends": [1], "decoder": "tad", "threshold": 0.5, "adapter": False, "seed": 1, "queued": 0.0}  # fmt: skip
     lists = {"tokens": list(range(5, 5 + size)), "texts": list(texts), "confidence": [0.5] * size}
     reveal = {
@@ -366,6 +366,19 @@ def test_markup_in_tokens_stays_text(page: Page) -> None:
     assert shown == [*hostile[:2], "↵", "⇥", "▯", "∅", "\u202eabc"]
     assert page.locator(".canvas img, .canvas script, .answer *").count() == 0
     assert page.locator(".answer").text_content() == "".join(hostile)
+
+
+def test_numbers_and_words_are_not_cut_at_the_border_of_a_block(page: Page) -> None:
+    answer_with(page, stream_of(" =", " 1", "7", "2", ".", " So", " ", "3", "4", "x", "yz", " end", block=3))
+    ask(page)
+    done(page)
+    expect(page.locator(".canvas .cell").last).to_have_text(" end")
+    boxes = [box.locator(".cell").all_text_contents() for box in page.locator(".block").all()]
+    assert boxes == [[" =", " 1", "7", "2"], [".", " So"], [" ", "3", "4", "x", "yz"], [" end"]]
+    page.locator("#scrub").fill("0")  # a replay moves no cell
+    assert [box.locator(".cell").count() for box in page.locator(".block").all()] == [4, 2, 5, 1]
+    places = [cell.get_attribute("data-at") for cell in page.locator(".canvas .cell").all()]
+    assert places == [str(at) for at in range(12)]
 
 
 def test_failure_in_the_middle_of_a_stream_is_shown_and_what_came_is_kept(page: Page) -> None:

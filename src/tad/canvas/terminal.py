@@ -125,6 +125,8 @@ class Canvas:
 
     def _status(self) -> Text:
         words = f"forward {self.forward}   revealed {self.revealed}/{self.length}"
+        if None not in self.tokens and any(token in self._ends for token in self.tokens):
+            words += " with the filler"
         return Text(f"{self.title}   {words}" if self.title else words, "bold")
 
 

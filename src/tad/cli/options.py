@@ -213,7 +213,8 @@ def fill_defaults(
     defaults = DecodingDefaults() if known else find_defaults(model, adapter)
     name, length, own = defaults.fill(decoder, gen_length, settings)
     chosen = get_decoder(name, **own)
-    if length < find_context(model):  # a longer one is refused with the prompt, where it is known what fits behind it
+    context = find_context(model)
+    if context is None or length < context:  # else refused with the prompt, where it is known what fits behind it
         chosen.check(length)
     return name, length, own
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tad.errors import TadError
 from tad.models.checkpoint import Checkpoint
-from tad.models.source import locate
+from tad.models.source import bundled_models, locate
 from tad.models.stored import read_json
 
 FILE, KEY = "generation_config.json", "tad"
@@ -48,9 +48,12 @@ def find_defaults(
     return read_defaults(checkpoint, None if adapter is None else locate(adapter, weights=False))
 
 
-def find_context(source: str | Path, revision: str | None = None) -> int:
-    """The context of a model, from its text files."""
-    context: int = Checkpoint.open(locate(source, revision, weights=False)).config.shape.context
+def find_context(source: str) -> int | None:
+    """The context of a model, if its config is on this disk: nothing is fetched."""
+    folder = locate(source, weights=False) if source in bundled_models() else Path(source).expanduser()
+    if not (folder / "config.json").is_file():
+        return None
+    context: int = Checkpoint.open(folder).config.shape.context
     return context
 
 

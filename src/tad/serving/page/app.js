@@ -162,6 +162,7 @@ class Lane {
     if (!this.cells.length) this.build();
     const frame = (this.frame = trace.at(forward));
     this.cells.forEach((cell, at) => this.drawCell(cell, at, frame));
+    this.keepWords(frame);
     this.blocks.forEach((box, number) => {
       const kind = frame.active.has(number) ? " active" : number >= frame.exist ? " future" : "";
       box.className = `block${kind}`;
@@ -176,6 +177,24 @@ class Lane {
         `${frame.now}. Left and right arrow keys move by position, up and down by block.`,
     );
     if (this.chosen !== null) this.part(".inspect").textContent = this.describe(this.chosen);
+  }
+
+  /** A number or word that goes on in the next block stands whole in the box where it began. */
+  keepWords({ cells, ends }) {
+    const { block } = this.trace.begin;
+    // What is known of the end counts already, so that a replay does not move.
+    const known = cells.map((cell, at) => cell ?? this.trace.finals?.[at]);
+    const pieces = known.map((cell) => (cell && !ends.has(cell.token) ? [...cell.text] : []));
+    const letter = (piece, at) => /[\p{L}\p{N}]/u.test(piece.at(at) ?? "");
+    const starts = this.blocks.map((_, number) => {
+      const end = Math.min((number + 1) * block, cells.length);
+      let at = number * block;
+      while (number && at < end && letter(pieces[at - 1], -1) && letter(pieces[at], 0)) at++;
+      return at;
+    });
+    if (this.starts?.every((start, number) => start === starts[number])) return;
+    this.starts = starts;
+    this.blocks.forEach((box, number) => box.replaceChildren(...this.cells.slice(starts[number], starts[number + 1])));
   }
 
   drawCell(cell, at, frame) {
