@@ -168,8 +168,11 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_nothing_else_is_printed(
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
         )
-    assert done.returncode != 0 and not done.stdout
-    assert done.stderr.startswith("Traceback")  # the first thing that is printed: no retry was announced before
+    assert done.returncode != 0
+    assert not done.stdout
+    assert done.stderr.startswith(
+        "Traceback"
+    )  # the first thing that is printed: no retry was announced before
     assert "tad.errors.TadError: cannot fetch openai/gsm8k from the hub (" in done.stderr.splitlines()[-1]
 
 

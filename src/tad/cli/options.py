@@ -214,7 +214,9 @@ def fill_defaults(
     name, length, own = defaults.fill(decoder, gen_length, settings)
     chosen = get_decoder(name, **own)
     context = find_context(model)
-    if context is None or length < context:  # else refused with the prompt, where it is known what fits behind it
+    if (
+        context is None or length < context
+    ):  # else refused with the prompt, where it is known what fits behind it
         chosen.check(length)
     return name, length, own
 

@@ -250,7 +250,16 @@ def grid_speeds(table: ResultTable, scopes: Sequence[str]) -> Grid | None:
 
 def grid_points(table: ResultTable, scopes: Sequence[str]) -> Grid:
     """Every point of every method."""
-    head = ["method", "setting", "TPF", "accuracy %", "TPF with the filler", "forwards per problem", "tokens/s", "seeds"]
+    head = [
+        "method",
+        "setting",
+        "TPF",
+        "accuracy %",
+        "TPF with the filler",
+        "forwards per problem",
+        "tokens/s",
+        "seeds",
+    ]
     grid = Grid(f"All points of {table.title}", head)
     for scope in scopes:
         rows = []
