@@ -249,6 +249,30 @@ def test_no_bytes_on_the_channel_make_the_tests_do_anything_but_refuse(data: byt
         os.close(read)
 
 
+CAUSE = ["E", 2, "KeyError", "y", ["t", "y"]]
+
+
+def test_an_error_comes_with_its_cause(judge: tuple[Judge, Channel]) -> None:
+    with pytest.raises(ValueError, match="x") as caught:
+        answer(judge, ["error", ["E", 1, "ValueError", "x", ["t", "x"], CAUSE, CAUSE, False], [], [], []])
+    assert type(caught.value.__cause__) is type(caught.value.__context__) is KeyError
+    assert caught.value.__suppress_context__ is False
+
+
+@pytest.mark.parametrize("chain", [[3, None, True], [None, "KeyError", True], [CAUSE], [CAUSE] * 4])
+def test_an_error_whose_cause_is_none_is_refused(judge: tuple[Judge, Channel], chain: list) -> None:
+    with pytest.raises(Gone):
+        answer(judge, ["error", ["E", 1, "ValueError", "x", ["t", "x"], *chain], [], [], []])
+
+
+def test_an_error_with_ten_thousand_causes_is_refused(judge: tuple[Judge, Channel]) -> None:
+    error: Any = None
+    for _ in range(10_000):
+        error = ["E", 1, "ValueError", "x", ["t", "x"], error, None, True]
+    with pytest.raises(Malformed):
+        decode(error, judge[0]._resolve)
+
+
 @pytest.mark.parametrize(
     "use",
     [

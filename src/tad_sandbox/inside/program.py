@@ -206,7 +206,17 @@ class Program:
         name = f"{kind.__module__}.{kind.__name__}" if standard else kind.__name__
         return ["X", self.keep(kind), name, *map(self.encode_kind, bases)]
 
-    def encode_error(self, error: BaseException) -> list:
+    def encode_error(self, error: BaseException, links: int = 3) -> list:
+        """With the errors that it came from, up to a number of links."""
+        data = self.encode_one_error(error)
+        if links and (error.__cause__ or error.__context__ or error.__suppress_context__):
+            chain = [
+                one and self.encode_error(one, links - 1) for one in (error.__cause__, error.__context__)
+            ]
+            return [*data, *chain, error.__suppress_context__]
+        return data
+
+    def encode_one_error(self, error: BaseException) -> list:
         try:
             text = str(error)
         except BaseException:

@@ -217,7 +217,15 @@ class Judge:
             self.kinds[number] = ErrorKind(str(name), kinds, space)  # type: ignore[assignment]
         return self.kinds[number]
 
-    def _read_error(self, number: Any, kind_data: Data, text: Any, args: Data) -> BaseException:
+    def _read_error(self, number: Any, kind_data: Data, text: Any, args: Data, *chain: Data) -> BaseException:
+        error = self._make_error(number, kind_data, text, args)
+        if chain:
+            cause, context, hidden = chain
+            error.__cause__, error.__context__ = decode(cause, self._resolve), decode(context, self._resolve)
+            error.__suppress_context__ = hidden is True
+        return error
+
+    def _make_error(self, number: Any, kind_data: Data, text: Any, args: Data) -> BaseException:
         kind = self._read_kind(kind_data)
         if issubclass(kind, _ENDINGS):
             return RuntimeError(f"the program raised {kind.__name__}")
@@ -323,6 +331,10 @@ class Member:
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # what `isinstance` asks for
+        return JUDGES[0].refuse("the tests ask for the class of a member of an enumeration")
 
     def __getattr__(self, name: str) -> Any:
         return JUDGES[0].refuse(f"the tests use {name} of a member of an enumeration")

@@ -39,7 +39,7 @@ _REPLACED = (  # compiled when it is needed
 )
 _IDENTITY = re.compile(r"\bis\b|\btype\b|\bid\b|assertIs\b|assertIsNot\b")
 _PATCHED = re.compile(
-    r"\b(?:caplog|assertLogs)\b|(?:\bpatch|\bpatch\.\w+|monkeypatch\.setattr)\(\s*[\"']?(\w+)(?:[\"']?,\s*[\"']|\.)(\w+)"
+    r"\b(?:caplog|assertLogs|addHandler|expectedFailure|xfail)\b|(?:\bpatch|\bpatch\.\w+|monkeypatch\.setattr)\(\s*[\"']?(\w+)(?:[\"']?,\s*[\"']|\.)(\w+)"
 )
 _OWN = {"@is": is_same, "@is not": is_not_same, "@type": find_type, "@id": find_identity}
 
@@ -224,7 +224,10 @@ def refuse_patches(judge: Judge, text: str) -> None:
         standard = name == "builtins" or name in sys.stdlib_module_names
         carried = name == "sys" or (name, member) in (("builtins", "input"), ("os", "environ"))
         if name is None or (standard and not carried):
-            judge.refuse(f"the tests change or record {name or 'what is logged'} in their own interpreter")
+            what = name or ("failures that they expect" if "ail" in found[0] else "what is logged")
+            judge.refuse(f"the tests change or record {what} in their own interpreter")
+    if re.search(r"\bwait_for\(|\basyncio\.timeout\(", text) and "TimeoutError" in text:
+        judge.refuse("the tests end a coroutine of the program before it is done")
 
 
 def rewrite(text: str) -> Any:
@@ -350,7 +353,7 @@ def run_pytest(pytest: Any, module: types.ModuleType) -> None:
             report = (yield).get_result()
             if report.failed:
                 failures.append(call.excinfo.value if call.excinfo else AssertionError(item.name))
-            elif report.skipped:
+            elif report.skipped and not hasattr(report, "wasxfail"):
                 skipped.append(item.name)
             elif report.passed and call.when == "call":
                 passed.append(item.name)
