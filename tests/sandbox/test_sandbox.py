@@ -159,13 +159,14 @@ def test_a_program_costs_a_few_starts_of_the_interpreter(sandbox: Sandbox) -> No
     """4 to 5 of them on a quiet machine.
 
     A loaded machine delays a program more than a start, because it is several processes that wait for each other.
-    So each program is compared with the starts just before it, and one of thirty has to be cheap.
+    So each program is compared with the starts just before it, and half of them have to be cheap.
     """
     assert sandbox.run("x = 1").passed
-    assert any(
-        start_the_interpreter() + start_the_interpreter() > 2 * sandbox.run("x = 1").seconds / 10
-        for _ in range(30)
-    )
+    ratios = []
+    for _ in range(15):
+        start = (start_the_interpreter() + start_the_interpreter()) / 2
+        ratios.append(sandbox.run("x = 1").seconds / start)
+    assert sorted(ratios)[len(ratios) // 2] < 10, ratios
 
 
 def test_an_interpreter_out_of_reach_is_copied_once_without_its_packages_to_where_only_we_write(
